@@ -1,0 +1,337 @@
+"""The whole configuration of a run, as one tree of pydantic models.
+
+    config = load_config(preset="tiny-cpu", file=Path("my.yaml"), assignments=["ingest.path=~/logs"])
+
+A preset is a YAML file in `traceforge_core/presets`; a config file holds only what differs from its preset; `--set`
+assignments come last. Everything is checked here, before anything heavy starts: a wrong value fails within a second,
+with the field's name and the allowed values. Descriptions are shown in the Prefect UI and in `traceforge config`.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from traceforge_core.errors import TraceForgeError
+
+Miner = Literal["outcome", "recovery", "given"]
+Strategy = Literal["oracle", "branch_parallel", "shared_prefix"]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """One section of the tree: unknown names are errors, values are checked on assignment too."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=())
+
+
+class IngestConfig(Section):
+    """Where trajectories come from."""
+
+    path: str = Field(
+        "samples",
+        min_length=1,
+        description="Folder or file with trajectories (searched recursively), or `samples`: those shipped with TraceForge.",
+    )
+    outcomes: list[str] = Field(
+        default_factory=list,
+        description="More outcome files (SWE-bench run reports, per-instance reports) or folders of them. "
+        "Those inside `path` are found by themselves.",
+    )
+
+
+class SplitConfig(Section):
+    """Which cases are held out. A case is never on both sides."""
+
+    held_out: float = Field(0.1, ge=0, lt=1, description="Share of the cases kept out of training, for evaluation.")
+    seed: int = Field(0, description="Changes which cases are held out.")
+
+
+class SftDataConfig(Section):
+    """How trajectories become SFT samples."""
+
+    style: Literal["blocks", "native"] = Field(
+        "blocks",
+        description="blocks: one sample an assistant turn, the history as [ROLE #idx] blocks in one user message. "
+        "native: one sample a trajectory, chat messages with tool calls, loss on every assistant turn.",
+    )
+    max_length: Positive = Field(
+        32768,
+        description="Longest sample in tokens. Longer: history is trimmed in the middle, whole messages at a time.",
+    )
+    loss_on: Literal["completion", "everything"] = Field(
+        "completion", description="completion: only what the model must produce. everything: the plain baseline."
+    )
+    outcomes: Literal["resolved", "all"] = Field(
+        "all", description="resolved: learn only from runs known to have solved their case. all: from every run."
+    )
+    max_samples: Positive | None = Field(None, description="Keep at most this many samples, spread evenly; empty: all.")
+
+
+class PreferenceDataConfig(Section):
+    """How trajectories become preference pairs."""
+
+    miners: list[Miner] = Field(
+        default_factory=lambda: ["outcome", "recovery"],
+        min_length=1,
+        description="outcome: resolved against unresolved runs with an equal prompt. recovery: inside one run, a failed "
+        "action against the later one that worked, after the same history. given: pairs from the file `given`.",
+    )
+    given: str | None = Field(None, description="JSONL of ready pairs: prompt, chosen, rejected (message lists).")
+    max_length: Positive = Field(
+        81920, description="Longest branch (prompt + completion) in tokens. Longer pairs are dropped and counted."
+    )
+    max_pairs_per_case: Positive = Field(4, description="At most this many pairs of one case, shortest first.")
+
+    @model_validator(mode="after")
+    def _given_needs_a_file(self) -> PreferenceDataConfig:
+        if "given" in self.miners and not self.given:
+            raise ValueError("miners names 'given', so `given` must name a JSONL file of ready pairs")
+        return self
+
+
+class DatasetsConfig(Section):
+    """The two datasets and their split."""
+
+    split: SplitConfig = Field(default_factory=SplitConfig, description="Which cases are held out.")
+    sft: SftDataConfig = Field(default_factory=SftDataConfig, description="SFT samples.")
+    preference: PreferenceDataConfig = Field(default_factory=PreferenceDataConfig, description="Preference pairs.")
+
+
+class LoraConfig(Section):
+    """The adapter that is trained."""
+
+    r: Positive = Field(16, description="Rank.")
+    alpha: Positive = Field(16, description="Scaling: the update is multiplied by alpha / r.")
+    targets: list[str] = Field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        min_length=1,
+        description="Names of the linear layers that get an adapter.",
+    )
+
+
+class ModelConfig(Section):
+    """The model that is trained."""
+
+    name: str = Field(
+        "tiny",
+        min_length=1,
+        description="tiny: a small Qwen3 built on the spot, no download. Else a local folder or a hub id "
+        "(Qwen/Qwen3-8B, a bnb-4bit checkpoint, ...).",
+    )
+    revision: str | None = Field(None, description="Hub revision (commit, tag or branch); empty: the default branch.")
+    backend: Literal["auto", "transformers", "unsloth"] = Field(
+        "auto",
+        description="auto: unsloth on CUDA where it is installed, else transformers. The oracle always uses transformers.",
+    )
+    quantization: Literal["none", "nf4"] = Field(
+        "none", description="nf4: 4-bit base weights (needs CUDA and bitsandbytes)."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Compute type of the base model.")
+    attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention implementation in transformers.")
+    chat_template: Literal["auto", "model", "chatml"] = Field(
+        "auto",
+        description="model: the tokenizer's own. chatml: TraceForge's (keeps all reasoning, marks assistant tokens). "
+        "auto: the tokenizer's own where it loses nothing, else chatml where the tokenizer knows <|im_start|>.",
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with the model. Off unless you trust it."
+    )
+    cublaslt: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Prefer cuBLASLt for matrix products: works around CUBLAS_STATUS_INVALID_VALUE in bf16 GEMMs seen on "
+        "Ampere cards. auto: on for compute capability 8.x.",
+    )
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="The adapter that is trained.")
+
+
+class TrainingConfig(Section):
+    """What SFT and preference training have in common."""
+
+    epochs: float = Field(1.0, gt=0, description="Passes over the data; ignored where max_steps is set.")
+    max_steps: Positive | None = Field(None, description="Optimizer steps; empty: as many as `epochs` needs.")
+    batch_size: Positive = Field(1, description="Samples (or pairs) a forward pass.")
+    gradient_accumulation: Positive = Field(1, description="Forward passes an optimizer step.")
+    learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate.")
+    schedule: Literal["linear", "cosine", "constant", "constant_with_warmup"] = Field(
+        "cosine", description="Learning-rate schedule."
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="Steps over which the rate rises from zero.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    max_grad_norm: float = Field(1.0, ge=0, description="Gradients are clipped to this L2 norm; 0: never.")
+    optimizer: Literal["adamw_torch", "adamw_8bit"] = Field(
+        "adamw_torch", description="adamw_8bit needs CUDA and bitsandbytes."
+    )
+    gradient_checkpointing: bool = Field(True, description="Recompute activations in the backward to save memory.")
+    checkpoint_steps: Positive = Field(50, description="Save a checkpoint to resume from every so many steps.")
+    report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = Field(
+        default_factory=list, description="Trackers to log to besides metrics.jsonl."
+    )
+    seed: int = Field(0, description="Seed of data order and adapter initialisation.")
+
+
+class SftConfig(TrainingConfig):
+    """Supervised fine-tuning with TRL's SFTTrainer."""
+
+
+class PreferenceConfig(TrainingConfig):
+    """SimPO, the same function for every strategy: L = -log σ(beta·(ā_chosen - ā_rejected) - simpo_gamma)."""
+
+    learning_rate: float = Field(5e-6, gt=0, description="Peak learning rate.")
+    start_from: Literal["sft", "base"] = Field(
+        "sft", description="Begin from the SFT adapter, or a fresh one on the base model."
+    )
+    strategy: Literal["auto", "branch_parallel", "shared_prefix"] = Field(
+        "branch_parallel",
+        description="How the long-context stage computes a step. branch_parallel: chosen and rejected on two workers. "
+        "shared_prefix: both branches in one sequence on one worker. auto: what the planner expects to be faster.",
+    )
+    beta: float = Field(2.0, gt=0, description="Scale β of the score difference.")
+    simpo_gamma: float = Field(
+        0.5, ge=0, description="Target margin γ, absolute as in TRL (SimPO's own configs give γ/β)."
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Share of labels assumed wrong.")
+    cpo_alpha: float = Field(0.0, ge=0, description="Weight of the NLL term on the chosen branch; 0 is plain SimPO.")
+    replicas: Positive = Field(
+        1, description="Pairs in flight: branch_parallel uses 2 workers a replica, shared_prefix 1."
+    )
+    transport: Literal["auto", "nccl", "gloo"] = Field(
+        "auto", description="auto: NCCL where each worker has its own GPU, else gloo."
+    )
+    long_context: Literal["auto", "on", "off"] = Field(
+        "auto", description="Tiled decoder layers with inputs in host memory. auto: on CUDA from 16K tokens."
+    )
+
+
+class ComparisonConfig(Section):
+    """How closely a strategy must agree with the oracle."""
+
+    gradient_steps: Annotated[int, Field(ge=0)] = Field(
+        5, description="Optimizer steps whose gradients are saved and compared, from the first; 0: none."
+    )
+    loss_atol: float = Field(1e-6, gt=0, description="float32: largest loss difference at any step.")
+    gradient_rtol: float = Field(1e-5, gt=0, description="float32: largest relative L2 difference of any gradient.")
+    adapter_rtol: float = Field(
+        1e-5, gt=0, description="float32: largest relative L2 difference of the final adapters."
+    )
+
+
+class MonitoringConfig(Section):
+    """The monitor that runs beside training."""
+
+    enabled: bool = Field(True, description="Sample GPUs (and host) while the flow runs.")
+    interval_seconds: float = Field(2.0, gt=0, description="Time between samples.")
+
+
+class RunConfig(Section):
+    """The whole configuration of a run."""
+
+    ingest: IngestConfig = Field(default_factory=IngestConfig, description="Where trajectories come from.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The model that is trained.")
+    datasets: DatasetsConfig = Field(default_factory=DatasetsConfig, description="SFT samples and preference pairs.")
+    sft: SftConfig = Field(default_factory=SftConfig, description="Supervised fine-tuning.")
+    preference: PreferenceConfig = Field(default_factory=PreferenceConfig, description="SimPO, all strategies.")
+    comparison: ComparisonConfig = Field(default_factory=ComparisonConfig, description="Agreement with the oracle.")
+    monitoring: MonitoringConfig = Field(default_factory=MonitoringConfig, description="GPU and host monitor.")
+
+
+DEFAULT_PRESET = "tiny-cpu"
+
+
+def preset_names() -> list[str]:
+    """Names of the shipped presets, sorted."""
+    folder = resources.files("traceforge_core") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_config(
+    preset: str = DEFAULT_PRESET, file: Path | None = None, assignments: list[str] | None = None
+) -> RunConfig:
+    """The preset, with the file's fields laid over it, then each `section.field=value` assignment (value is YAML).
+
+    Raises TraceForgeError naming the field and what is allowed.
+    """
+    if preset not in preset_names():
+        raise TraceForgeError(f"There is no preset {preset!r}. Presets: {', '.join(preset_names())}.")
+    preset_text = (resources.files("traceforge_core") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
+    tree: dict[str, Any] = yaml.safe_load(preset_text) or {}
+    if file is not None:
+        _lay_over(tree, _read_config_file(file))
+    for assignment in assignments or []:
+        _lay_over(tree, _parse_assignment(assignment))
+    return validate_config(tree)
+
+
+def validate_config(tree: dict[str, Any]) -> RunConfig:
+    """A RunConfig from plain data. Raises TraceForgeError with one line a wrong field."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            where = ".".join(str(part) for part in problem["loc"]) or "config"
+            if problem["type"] == "extra_forbidden":
+                lines.append(f"  {where}: no such field. Fields there: {', '.join(_fields_at(problem['loc'][:-1]))}")
+            else:
+                lines.append(f"  {where}: {problem['msg']} (given: {problem['input']!r})")
+        raise TraceForgeError("The configuration is wrong:\n" + "\n".join(lines)) from None
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] = RunConfig
+    for name in location:
+        annotation = section.model_fields[str(name)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        section = annotation
+    return list(section.model_fields)
+
+
+def _read_config_file(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TraceForgeError(f"Cannot read the config file {file}: {error.strerror}.") from None
+    except yaml.YAMLError as error:
+        raise TraceForgeError(f"The config file {file} is not valid YAML: {error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise TraceForgeError(
+            f"The config file {file} must hold sections (ingest:, model:, ...), not a {type(tree).__name__}."
+        )
+    return tree
+
+
+def _parse_assignment(assignment: str) -> dict[str, Any]:
+    name, equals, text = assignment.partition("=")
+    if not equals or not name.strip():
+        raise TraceForgeError(f"--set takes section.field=value, such as ingest.path=~/logs (given: {assignment!r}).")
+    try:
+        value = yaml.safe_load(text)
+        if isinstance(value, str):
+            value = float(value) if _is_plain_exponent(value) else value
+    except yaml.YAMLError:
+        value = text
+    tree: Any = value
+    for part in reversed(name.strip().split(".")):
+        tree = {part: tree}
+    return tree
+
+
+def _is_plain_exponent(text: str) -> bool:
+    """YAML 1.1 reads 1e-5 as text (it wants 1.0e-5); people write 1e-5."""
+    mantissa, e, exponent = text.lower().partition("e")
+    return bool(e) and mantissa.lstrip("+-").isdigit() and exponent.lstrip("+-").isdigit()
+
+
+def _lay_over(tree: dict[str, Any], upper: dict[str, Any]) -> None:
+    for name, value in upper.items():
+        if isinstance(value, dict) and isinstance(tree.get(name), dict):
+            _lay_over(tree[name], value)
+        else:
+            tree[name] = value

@@ -1,0 +1,159 @@
+"""The stages of a run, in order: what each works from, which part of the configuration it depends on, what does it.
+
+    result = perform("sft", config, Run.open(Path("runs")))
+
+Each stage's own function lives with its subject and is imported only when it runs, so that importing this module costs
+nothing. A stage function takes `(config, inputs, out_dir)`: the whole RunConfig, the folders of the stages it needs by
+name, and an empty folder; it returns the figures worth showing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from traceforge_core.config import RunConfig
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import Figures, Inputs, Run, StageResult, fingerprint_tree, run_stage
+
+StageFunction = Callable[[RunConfig, Mapping[str, Path], Path], Figures]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage: `function` as module:name, `needs` stages that must be there, `uses` stages taken if they are there,
+    `sections` of the configuration that change its result."""
+
+    name: str
+    title: str
+    function: str
+    sections: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    resumable: bool = False
+
+    def load(self) -> StageFunction:
+        module, _, name = self.function.partition(":")
+        return getattr(import_module(module), name)
+
+
+STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage("ingest", "Read trajectories", "traceforge_core.trajectories.ingest:ingest", ("ingest",)),
+        Stage("model", "Prepare the model", "traceforge_core.modeling.prepare:prepare_model", ("model",)),
+        Stage(
+            "datasets",
+            "Build SFT and preference datasets",
+            "traceforge_core.datasets.build:build_datasets",
+            ("datasets",),
+            needs=("ingest", "model"),
+        ),
+        Stage(
+            "sft",
+            "Supervised fine-tuning",
+            "traceforge_core.training.stages:train_sft",
+            ("model", "sft"),
+            needs=("model", "datasets"),
+            resumable=True,
+        ),
+        Stage(
+            "oracle",
+            "SimPO with TRL's CPOTrainer",
+            "traceforge_core.training.stages:train_oracle",
+            ("model", "preference", "comparison.gradient_steps"),
+            needs=("model", "datasets"),
+            uses=("sft",),
+            resumable=True,
+        ),
+        Stage(
+            "branch_parallel",
+            "Branch-Parallel SimPO",
+            "traceforge_core.training.stages:train_branch_parallel",
+            ("model", "preference", "comparison.gradient_steps"),
+            needs=("model", "datasets"),
+            uses=("sft",),
+            resumable=True,
+        ),
+        Stage(
+            "shared_prefix",
+            "Shared-prefix SimPO",
+            "traceforge_core.training.stages:train_shared_prefix",
+            ("model", "preference", "comparison.gradient_steps"),
+            needs=("model", "datasets"),
+            uses=("sft",),
+            resumable=True,
+        ),
+        Stage(
+            "compare",
+            "Compare with the oracle",
+            "traceforge_core.comparison.compare:compare",
+            ("comparison", "preference", "model"),
+            needs=("oracle",),
+            uses=("branch_parallel", "shared_prefix"),
+        ),
+    )
+}
+
+
+def pipeline(config: RunConfig) -> list[str]:
+    """The stages of a full run, in order: one long-context strategy beside the oracle, as configured."""
+    other = {"branch_parallel": "shared_prefix", "shared_prefix": "branch_parallel"}
+    left_out = other.get(config.preference.strategy, "shared_prefix")
+    return [name for name in STAGES if name != left_out]
+
+
+def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False) -> StageResult:
+    """Do one stage of a run, or reuse its result. Raises TraceForgeError where a stage it needs is missing."""
+    stage = STAGES[name]
+    found: dict[str, StageResult] = {}
+    for needed in stage.needs + stage.uses:
+        result = run.result(needed)
+        if result is not None:
+            found[needed] = result
+        elif needed in stage.needs or (needed == "sft" and config.preference.start_from == "sft"):
+            raise TraceForgeError(
+                f"Stage {name} needs the outputs of stage {needed}, which run {run.run_id} does not have. "
+                f"Run {needed} first, or name a run that has it with --run."
+            )
+    if name != "compare" and config.preference.start_from == "base":
+        found.pop("sft", None)
+    function = stage.load()
+    folders = {needed: result.path for needed, result in found.items()}
+    return run_stage(
+        run,
+        name,
+        {section: _dump(config, section) for section in stage.sections},
+        Inputs(found, _outside(name, config)),
+        lambda out_dir: function(config, folders, out_dir),
+        refresh=refresh,
+        resumable=stage.resumable,
+    )
+
+
+def _dump(config: RunConfig, section: str) -> Any:
+    value: Any = config
+    for part in section.split("."):
+        value = getattr(value, part)
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def _outside(name: str, config: RunConfig) -> dict[str, str]:
+    """Fingerprints of what a stage reads that no stage made."""
+    if name == "ingest":
+        from traceforge_core.trajectories.ingest import corpus_folder
+
+        paths = [corpus_folder(config.ingest.path), *map(Path, config.ingest.outcomes)]
+    elif name == "model" and Path(config.model.name).expanduser().is_dir():
+        paths = [Path(config.model.name).expanduser()]
+    elif name == "datasets" and config.datasets.preference.given:
+        paths = [Path(config.datasets.preference.given)]
+    else:
+        return {}
+    prints = [fingerprint_tree(path.expanduser()) for path in paths]
+    return {"files": hashlib.sha256(json.dumps(prints).encode()).hexdigest()}

@@ -1,0 +1,62 @@
+"""The step log: `metrics.jsonl`, one JSON object an optimizer step, the same columns for every strategy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One optimizer step, averaged over its micro-batches and over data replicas. Numbers are never rounded.
+
+    step: 1 for the first optimizer step. loss: the training loss. score_chosen, score_rejected: mean over the step's
+    pairs of ā, the average log-probability per completion token (nats). margin: β·(score_chosen - score_rejected).
+    accuracy: share of pairs with score_chosen > score_rejected. grad_norm: L2 norm before clipping.
+    learning_rate: the rate this step was taken with. seconds: wall time of the step. tokens: tokens through the model
+    in this step, both branches. peak_memory_mib: largest allocation of any worker so far (CUDA allocated, or resident
+    memory on a CPU). exchange_seconds: time spent exchanging scores and gradients (0 for one worker).
+    SFT leaves the preference columns None.
+    """
+
+    step: int
+    loss: float
+    score_chosen: float | None = None
+    score_rejected: float | None = None
+    margin: float | None = None
+    accuracy: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    seconds: float | None = None
+    tokens: int | None = None
+    peak_memory_mib: float | None = None
+    exchange_seconds: float = 0.0
+
+
+def append_record(path: Path, record: StepRecord) -> None:
+    """Append one line and flush it, so that a killed run leaves every finished step behind."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(record)) + "\n")
+
+
+def read_records(path: Path) -> list[StepRecord]:
+    """Every complete line of a step log. A torn last line (killed run) is left out."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            break
+        records.append(StepRecord(**fields))
+    return records
+
+
+def truncate_records(path: Path, last_step: int) -> None:
+    """Drop lines after `last_step`: a resumed run repeats the steps since its checkpoint."""
+    if not path.exists():
+        return
+    kept = [record for record in read_records(path) if record.step <= last_step]
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text("".join(json.dumps(asdict(record)) + "\n" for record in kept), encoding="utf-8")
+    scratch.replace(path)
