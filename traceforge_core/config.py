@@ -35,7 +35,7 @@ class IngestConfig(Section):
     path: str = Field(
         "samples",
         min_length=1,
-        description="Folder or file with trajectories (searched recursively), or `samples`: those shipped with TraceForge.",
+        description="Folder or file with trajectories (searched recursively), or `samples`: those that TraceForge ships.",
     )
     outcomes: list[str] = Field(
         default_factory=list,
@@ -78,8 +78,8 @@ class PreferenceDataConfig(Section):
     miners: list[Miner] = Field(
         default_factory=lambda: ["outcome", "recovery"],
         min_length=1,
-        description="outcome: resolved against unresolved runs with an equal prompt. recovery: inside one run, a failed "
-        "action against the later one that worked, after the same history. given: pairs from the file `given`.",
+        description="outcome: resolved against unresolved runs with an equal prompt. recovery: inside one run, a "
+        "failed action against the later one that worked, after the same history. given: pairs from the file `given`.",
     )
     given: str | None = Field(None, description="JSONL of ready pairs: prompt, chosen, rejected (message lists).")
     max_length: Positive = Field(
@@ -126,7 +126,7 @@ class ModelConfig(Section):
     revision: str | None = Field(None, description="Hub revision (commit, tag or branch); empty: the default branch.")
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         "auto",
-        description="auto: unsloth on CUDA where it is installed, else transformers. The oracle always uses transformers.",
+        description="auto: unsloth on CUDA where it is installed, else transformers. The oracle always uses the latter.",
     )
     quantization: Literal["none", "nf4"] = Field(
         "none", description="nf4: 4-bit base weights (needs CUDA and bitsandbytes)."
@@ -143,8 +143,8 @@ class ModelConfig(Section):
     )
     cublaslt: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Prefer cuBLASLt for matrix products: works around CUBLAS_STATUS_INVALID_VALUE in bf16 GEMMs seen on "
-        "Ampere cards. auto: on for compute capability 8.x.",
+        description="Prefer cuBLASLt for matrix products: works around CUBLAS_STATUS_INVALID_VALUE, seen in bf16 GEMMs "
+        "on Ampere cards. auto: on for compute capability 8.x.",
     )
     lora: LoraConfig = Field(default_factory=LoraConfig, description="The adapter that is trained.")
 

@@ -14,6 +14,7 @@ from another run beside it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -25,7 +26,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -84,7 +84,7 @@ class Run:
 
     @classmethod
     def create(cls, runs_dir: Path, run_id: str | None = None) -> Run:
-        """A new, empty run; the id defaults to the time, made unique. Raises TraceForgeError if the folder cannot be made."""
+        """A new, empty run; the id defaults to the time, made unique. Raises TraceForgeError if that cannot be."""
         name = run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name == "latest":
             raise TraceForgeError(
@@ -147,7 +147,7 @@ class Run:
     def save_config(self, config: Mapping[str, Any]) -> None:
         write_json(self.path / "config.json", config)
 
-    @contextmanager
+    @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for this process. Raises TraceForgeError where another process has it."""
         with (self.path / ".lock").open("a+") as file:
@@ -156,7 +156,8 @@ class Run:
             except OSError:
                 file.seek(0)
                 raise TraceForgeError(
-                    f"The run {self.run_id} is being worked on by process {file.read() or '?'}. Wait for it, or start a new run."
+                    f"The run {self.run_id} is being worked on by process {file.read() or '?'}. "
+                    "Wait for it, or start a new run."
                 ) from None
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -233,7 +234,7 @@ def run_stage(
 
 
 def stage_key(stage: str, config: Mapping[str, Any], inputs: Inputs) -> str:
-    """The hash that decides whether two results are the same: stage, config, inputs' keys, and this library's source."""
+    """The hash that decides whether two results are the same: stage, config, inputs' keys, this library's source."""
     parts = {
         "stage": stage,
         "config": config,
@@ -352,7 +353,5 @@ def _partial_key(partial: Path) -> str | None:
 
 def _keep_failure(partial: Path, error: BaseException) -> None:
     message = str(error) or type(error).__name__
-    try:
+    with contextlib.suppress(OSError):  # the disk may be full; the error itself still reaches the caller
         write_json(partial / "failure.json", {"error": type(error).__name__, "message": message})
-    except OSError:  # the disk may be full; the error itself still reaches the caller
-        pass
