@@ -35,7 +35,7 @@ class IngestConfig(Section):
     path: str = Field(
         "samples",
         min_length=1,
-        description="Folder or file with trajectories (searched recursively), or `samples`: those that TraceForge ships.",
+        description="Folder or file with trajectories (searched recursively), or `samples`: those shipped here.",
     )
     outcomes: list[str] = Field(
         default_factory=list,
@@ -76,7 +76,7 @@ class PreferenceDataConfig(Section):
     """How trajectories become preference pairs."""
 
     miners: list[Miner] = Field(
-        default_factory=lambda: ["outcome", "recovery"],
+        ["outcome", "recovery"],
         min_length=1,
         description="outcome: resolved against unresolved runs with an equal prompt. recovery: inside one run, a "
         "failed action against the later one that worked, after the same history. given: pairs from the file `given`.",
@@ -108,7 +108,7 @@ class LoraConfig(Section):
     r: Positive = Field(16, description="Rank.")
     alpha: Positive = Field(16, description="Scaling: the update is multiplied by alpha / r.")
     targets: list[str] = Field(
-        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         min_length=1,
         description="Names of the linear layers that get an adapter.",
     )
@@ -126,7 +126,7 @@ class ModelConfig(Section):
     revision: str | None = Field(None, description="Hub revision (commit, tag or branch); empty: the default branch.")
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         "auto",
-        description="auto: unsloth on CUDA where it is installed, else transformers. The oracle always uses the latter.",
+        description="auto: unsloth on CUDA where it is installed, else transformers. The oracle never uses unsloth.",
     )
     quantization: Literal["none", "nf4"] = Field(
         "none", description="nf4: 4-bit base weights (needs CUDA and bitsandbytes)."

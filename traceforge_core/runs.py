@@ -129,13 +129,16 @@ class Run:
         return self.path / ".partial" / stage
 
     def result(self, stage: str) -> StageResult | None:
-        """The finished stage, or None where it is not (wholly) there."""
-        manifest_path = self.stage_dir(stage) / "manifest.json"
+        """The finished stage, or None where it is not there, or an output is missing or of another size."""
+        folder = self.stage_dir(stage)
         try:
-            manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            for name, output in manifest["outputs"].items():
+                if (folder / name).stat().st_size != output["bytes"]:
+                    return None
+        except (OSError, ValueError, KeyError):
             return None
-        return StageResult(stage, self.stage_dir(stage), manifest["key"], manifest["figures"], manifest["seconds"])
+        return StageResult(stage, folder, manifest["key"], manifest["figures"], manifest["seconds"])
 
     def failure(self, stage: str) -> str | None:
         """Why the last attempt at this stage failed, or None."""
@@ -198,13 +201,14 @@ def run_stage(
         shutil.rmtree(partial, ignore_errors=True)
     started = datetime.now(UTC)
     clock = time.monotonic()
+    seconds = 0.0
     try:
         partial.mkdir(parents=True, exist_ok=True)
         (partial / "failure.json").unlink(missing_ok=True)
         (partial / "key").write_text(key, encoding="utf-8")
         figures = work(partial)
         (partial / "key").unlink()
-        seconds = time.monotonic() - clock
+        seconds = round(time.monotonic() - clock, 3)
         manifest = {
             "stage": stage,
             "key": key,
@@ -215,7 +219,7 @@ def run_stage(
             "versions": installed_versions(),
             "device": device_name(),
             "started": started.isoformat(timespec="seconds"),
-            "seconds": round(seconds, 3),
+            "seconds": seconds,
         }
         write_json(partial / "manifest.json", manifest)
     except BaseException as error:
@@ -230,7 +234,7 @@ def run_stage(
     if final.exists():
         shutil.rmtree(final)
     partial.rename(final)
-    return StageResult(stage, final, key, json.loads(json.dumps(figures)), manifest["seconds"])
+    return StageResult(stage, final, key, json.loads(json.dumps(figures)), seconds)
 
 
 def stage_key(stage: str, config: Mapping[str, Any], inputs: Inputs) -> str:

@@ -1,0 +1,88 @@
+"""The configuration tree: presets, files, assignments, and what wrong values say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from traceforge_core.config import RunConfig, load_config, preset_names
+from traceforge_core.errors import TraceForgeError
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_is_valid(preset: str) -> None:
+    assert load_config(preset).model_dump(mode="json")
+
+
+def test_the_presets_people_are_told_of_are_there() -> None:
+    assert {"tiny-cpu", "qwen3-8b-24gb"} <= set(preset_names())
+
+
+def test_every_field_has_a_description() -> None:
+    def walk(section: type[BaseModel], path: str) -> list[str]:
+        missing = []
+        for name, field in section.model_fields.items():
+            if not field.description:
+                missing.append(f"{path}{name}")
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                missing += walk(field.annotation, f"{path}{name}.")
+        return missing
+
+    assert walk(RunConfig, "") == []
+
+
+def test_a_file_is_laid_over_the_preset_and_assignments_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("sft: {max_steps: 3, batch_size: 4}\n")
+    config = load_config("tiny-cpu", file, ["sft.max_steps=7"])
+    assert (config.sft.max_steps, config.sft.batch_size) == (7, 4)
+    assert config.sft.checkpoint_steps == load_config("tiny-cpu").sft.checkpoint_steps
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("5.0e-4", 5e-4), ("2", 2.0)])
+def test_numbers_may_be_written_as_people_write_them(text: str, value: float) -> None:
+    assert load_config(assignments=[f"sft.learning_rate={text}"]).sft.learning_rate == value
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("model.backend=tensorflow", ["model.backend", "'transformers'"]),
+        ("sft.steps=3", ["sft.steps", "max_steps"]),
+        ("sft.max_steps=-1", ["sft.max_steps", "greater than 0", "-1"]),
+        ("nonsense=1", ["nonsense", "ingest"]),
+        ("ingest.path", ["section.field=value"]),
+        ("datasets.preference.miners=[given]", ["given", "JSONL"]),
+        ("datasets.preference.miners=[]", ["datasets.preference.miners"]),
+    ],
+)
+def test_a_wrong_value_names_the_field_and_what_is_allowed(assignment: str, expected: list[str]) -> None:
+    with pytest.raises(TraceForgeError) as error:
+        load_config(assignments=[assignment])
+    for part in expected:
+        assert part in str(error.value)
+
+
+def test_an_unknown_preset_names_the_ones_there_are() -> None:
+    with pytest.raises(TraceForgeError, match="tiny-cpu"):
+        load_config("huge-tpu")
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [1\n"])
+def test_a_config_file_that_is_no_mapping_says_so(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(TraceForgeError, match=r"mine\.yaml"):
+        load_config(file=file)
+
+
+def test_a_config_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TraceForgeError, match="No such file"):
+        load_config(file=tmp_path / "absent.yaml")
+
+
+def test_the_same_tree_comes_back_from_json() -> None:
+    config = load_config()
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config

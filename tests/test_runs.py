@@ -1,0 +1,184 @@
+"""Runs on disk: whole or not at all, reused when nothing changed, movable."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import Inputs, Run, list_runs, run_stage, write_json
+
+
+def new_run(folder: Path, run_id: str | None = None) -> Run:
+    run = Run.create(folder, run_id)
+    run.save_config({})
+    return run
+
+
+def write_text(out_dir: Path) -> dict:
+    (out_dir / "text.txt").write_text("hello")
+    return {"words": 1}
+
+
+def refuse(out_dir: Path) -> dict:
+    raise AssertionError("the stage did its work again")
+
+
+def test_a_finished_stage_has_a_manifest_with_what_it_was_made_from(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    result = run_stage(run, "alpha", {"x": 1}, Inputs(outside={"files": "abc"}), write_text)
+    manifest = json.loads((result.path / "manifest.json").read_text())
+    assert manifest["config"] == {"x": 1}
+    assert manifest["inputs"] == {"files": "abc"}
+    assert manifest["outputs"]["text.txt"]["bytes"] == 5
+    assert manifest["versions"]["python"]
+    assert result.figures == {"words": 1}
+    assert not result.reused
+
+
+def test_the_same_inputs_and_config_are_reused_and_refresh_forces(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run_stage(run, "alpha", {"x": 1}, Inputs(), write_text)
+    assert run_stage(run, "alpha", {"x": 1}, Inputs(), refuse).reused
+    assert not run_stage(run, "alpha", {"x": 1}, Inputs(), write_text, refresh=True).reused
+    assert not run_stage(run, "alpha", {"x": 2}, Inputs(), write_text).reused
+
+
+def test_a_stage_notices_that_its_input_changed(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    first = run_stage(run, "alpha", {"x": 1}, Inputs(), write_text)
+    run_stage(run, "beta", {}, Inputs({"alpha": first}), write_text)
+    assert run_stage(run, "beta", {}, Inputs({"alpha": first}), refuse).reused
+    second = run_stage(run, "alpha", {"x": 2}, Inputs(), write_text)
+    assert not run_stage(run, "beta", {}, Inputs({"alpha": second}), write_text).reused
+
+
+def test_another_run_lends_its_result_and_may_then_be_deleted(tmp_path: Path) -> None:
+    first, second = new_run(tmp_path, "one"), new_run(tmp_path, "two")
+    run_stage(first, "alpha", {"x": 1}, Inputs(), write_text)
+    result = run_stage(second, "alpha", {"x": 1}, Inputs(), refuse)
+    shutil.rmtree(first.path)
+    assert result.reused
+    assert (result.path / "text.txt").read_text() == "hello"
+
+
+def test_a_failed_stage_never_looks_finished_and_keeps_its_reason(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+
+    def fail(out_dir: Path) -> dict:
+        (out_dir / "half.bin").write_bytes(b"half")
+        raise TraceForgeError("the tokenizer has no pad token")
+
+    with pytest.raises(TraceForgeError):
+        run_stage(run, "alpha", {}, Inputs(), fail)
+    assert run.result("alpha") is None
+    assert not run.stage_dir("alpha").exists()
+    assert run.failure("alpha") == "the tokenizer has no pad token"
+    run_stage(run, "alpha", {}, Inputs(), write_text)
+    assert run.failure("alpha") is None
+    assert sorted(p.name for p in run.stage_dir("alpha").iterdir()) == ["manifest.json", "text.txt"]
+
+
+def test_a_failed_refresh_leaves_the_old_result_in_place(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run_stage(run, "alpha", {}, Inputs(), write_text)
+    with pytest.raises(AssertionError):
+        run_stage(run, "alpha", {}, Inputs(), refuse, refresh=True)
+    assert run.result("alpha") is not None
+
+
+def test_a_resumable_stage_finds_its_folder_again_only_under_the_same_key(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    seen: list[bool] = []
+
+    def interrupted(out_dir: Path) -> dict:
+        seen.append((out_dir / "checkpoint").exists())
+        (out_dir / "checkpoint").write_text("step 5")
+        raise KeyboardInterrupt
+
+    for config in ({"x": 1}, {"x": 1}, {"x": 2}):
+        with pytest.raises(KeyboardInterrupt):
+            run_stage(run, "alpha", config, Inputs(), interrupted, resumable=True)
+    assert seen == [False, True, False]
+
+
+def test_a_full_disk_says_which_stage_and_what_to_do(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+
+    def full(out_dir: Path) -> dict:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(TraceForgeError, match="disk is full: stage alpha"):
+        run_stage(run, "alpha", {}, Inputs(), full)
+
+
+def test_latest_is_the_newest_run_and_unknown_ids_name_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(TraceForgeError, match="no runs"):
+        Run.open(tmp_path)
+    for index, run_id in enumerate(["b-first", "a-second"]):
+        os.utime(new_run(tmp_path, run_id).path / "config.json", (index, index))
+    assert Run.open(tmp_path, "latest").run_id == "a-second"
+    assert [run.run_id for run in list_runs(tmp_path)] == ["b-first", "a-second"]
+    with pytest.raises(TraceForgeError, match="b-first"):
+        Run.open(tmp_path, "nonsense")
+
+
+@pytest.mark.parametrize("run_id", ["../up", "latest", "a b", ""])
+def test_a_run_id_cannot_leave_the_runs_folder(tmp_path: Path, run_id: str) -> None:
+    if run_id == "":
+        assert Run.create(tmp_path, run_id).path.parent == tmp_path.resolve()
+        return
+    with pytest.raises(TraceForgeError, match="cannot name a run"):
+        Run.create(tmp_path, run_id)
+
+
+def test_two_runs_started_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    assert len({new_run(tmp_path).path for _ in range(5)}) == 5
+
+
+def test_a_run_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    code = (
+        "import sys, pathlib; from traceforge_core.runs import Run\n"
+        "try:\n"
+        "    with Run(pathlib.Path(sys.argv[1])).lock(): print('got it')\n"
+        "except Exception as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", code, str(run.path)]
+    with run.lock():
+        refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    granted = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"process {os.getpid()}" in refused
+    assert granted.strip() == "got it"
+
+
+def test_a_moved_run_folder_still_reads(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "here")
+    run_stage(run, "alpha", {}, Inputs(), write_text)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    moved = Run.open(tmp_path / "there", run.run_id).result("alpha")
+    assert moved is not None
+    assert (moved.path / "text.txt").is_file()
+
+
+@pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_text("hel")])
+def test_a_stage_that_lost_part_of_its_outputs_is_not_finished(tmp_path: Path, harm: Callable[[Path], object]) -> None:
+    run = new_run(tmp_path)
+    result = run_stage(run, "alpha", {}, Inputs(), write_text)
+    harm(result.path / "text.txt")
+    assert run.result("alpha") is None
+
+
+def test_json_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"x": 1})
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {(1, 2): "a key JSON cannot have"})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}

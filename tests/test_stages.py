@@ -1,0 +1,46 @@
+"""The table of stages: order, needs, and what importing costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from traceforge_core.config import load_config
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import Run
+from traceforge_core.stages import STAGES, perform, pipeline
+
+
+def test_every_stage_comes_after_what_it_works_from() -> None:
+    order = list(STAGES)
+    for stage in STAGES.values():
+        for earlier in stage.needs + stage.uses:
+            assert order.index(earlier) < order.index(stage.name)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_function_is_there(name: str) -> None:
+    assert callable(STAGES[name].load())
+
+
+def test_the_pipeline_runs_one_strategy_beside_the_oracle() -> None:
+    assert "shared_prefix" not in pipeline(load_config())
+    other = pipeline(load_config(assignments=["preference.strategy=shared_prefix"]))
+    assert "shared_prefix" in other
+    assert "branch_parallel" not in other
+
+
+def test_a_stage_whose_inputs_are_missing_says_which_stage_to_run(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    with pytest.raises(TraceForgeError, match="needs the outputs of stage ingest"):
+        perform("datasets", load_config(), run)
+
+
+def test_the_table_imports_neither_torch_nor_transformers_nor_prefect() -> None:
+    heavy = "('torch', 'transformers', 'prefect')"
+    code = f"import sys, traceforge_core.stages; print([name for name in {heavy} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
