@@ -1,0 +1,242 @@
+"""The `model` stage: find the model a run trains, settle its tokenizer and chat template, and write both down.
+
+    model.json      what to load, and what it is
+    tokenizer/      the tokenizer with the chat template of this run
+    weights/        only for the embedded model; any other stays where it is
+
+`model.name` is `tiny`, a folder, or a hub id. Weights are neither read nor downloaded here: what can be wrong with a
+model (not there, an adapter, half a download, a tokenizer that does not fit) is said before anything heavy starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traceforge_core.config import ModelConfig, RunConfig
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+PAD_CANDIDATES = ("<|endoftext|>", "<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<unk>")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model found: `load_from` is what Hugging Face's `from_pretrained` takes, `weights` what model.json records.
+
+    `revision` is the hub commit (None for a folder); `offline` means that only the local cache may be asked.
+    """
+
+    load_from: str
+    weights: str
+    config: dict[str, Any]
+    revision: str | None = None
+    offline: bool = False
+
+
+def prepare_model(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
+    """Write model.json and tokenizer/ (and weights/ for `tiny`); the figures name architecture, sizes and template.
+
+    Raises TraceForgeError where the model cannot be used, saying why and what to do.
+    """
+    model = config.model
+    source = _find(model, out_dir)
+    tokenizer = _load_tokenizer(source, model)
+    _settle_padding(tokenizer, model.name)
+    _check_vocabulary(tokenizer, source, model.name)
+
+    from traceforge_core.modeling.chat import choose_chat_template
+
+    template = choose_chat_template(tokenizer, model.chat_template)
+    tokenizer.save_pretrained(out_dir / "tokenizer")
+
+    text_config = source.config.get("text_config") or source.config
+    description = {
+        "name": model.name,
+        "weights": source.weights,
+        "revision": source.revision,
+        "architecture": (source.config.get("architectures") or [None])[0],
+        "model_type": source.config.get("model_type"),
+        "chat_template": template,
+        "vocabulary": len(tokenizer),
+        "layers": text_config.get("num_hidden_layers"),
+        "hidden_size": text_config.get("hidden_size"),
+        "longest": text_config.get("max_position_embeddings"),
+        "quantized": (source.config.get("quantization_config") or {}).get("quant_method"),
+    }
+    write_json(out_dir / "model.json", description)
+    return {name: value for name, value in description.items() if name != "weights"}
+
+
+def _find(model: ModelConfig, out_dir: Path) -> Source:
+    if model.name == "tiny":
+        from traceforge_core.modeling.tiny import build_tiny
+
+        build_tiny(out_dir / "weights")
+        return Source(str(out_dir / "weights"), "weights", _read_config(out_dir / "weights" / "config.json"))
+    path = Path(model.name).expanduser()
+    if path.is_dir():
+        return _find_in_folder(path.resolve())
+    if path.exists():
+        raise TraceForgeError(
+            f"model.name is {model.name}, which is a file. Name the folder that holds config.json and the weights "
+            "(a GGUF file cannot be trained)."
+        )
+    if _is_a_path(model.name):
+        raise TraceForgeError(
+            f"There is no model at {path} (model.name). Check the path, or give a hub id such as Qwen/Qwen3-8B, "
+            "or `tiny` for the embedded model."
+        )
+    return _find_on_hub(model)
+
+
+def _is_a_path(name: str) -> bool:
+    """Whether a name can only be meant as a path: hub ids are `name` or `owner/name`."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith("/") or "\\" in name
+
+
+def _find_in_folder(folder: Path) -> Source:
+    if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise _is_an_adapter(str(folder), _read_config(folder / "adapter_config.json"))
+        raise TraceForgeError(
+            f"The folder {folder} has no config.json, so it is not a model in Hugging Face layout. Name the folder "
+            "that holds config.json, the tokenizer and the weights."
+        )
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        needed = sorted(set(_read_config(index).get("weight_map", {}).values()))
+    else:
+        needed = [] if list(folder.glob("pytorch_model*.bin")) else ["model.safetensors"]
+    missing = [name for name in needed if not (folder / name).is_file()]
+    if missing:
+        raise TraceForgeError(
+            f"The model folder {folder} lacks {len(missing)} of its weight files ({', '.join(missing[:3])}"
+            f"{', ...' if len(missing) > 3 else ''}). The download or copy is not whole; fetch it again."
+        )
+    return Source(str(folder), str(folder), _read_config(folder / "config.json"))
+
+
+def _find_on_hub(model: ModelConfig) -> Source:
+    """Ask the hub for the commit and its files; where it cannot be reached, look into the local cache."""
+    import httpx
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name, revision = model.name, model.revision
+    try:
+        info = HfApi().model_info(name, revision=revision, timeout=20)
+        files = {file.rfilename for file in info.siblings or ()}
+        if "config.json" not in files:
+            if "adapter_config.json" in files:
+                raise _is_an_adapter(name, _read_config(Path(hf_hub_download(name, "adapter_config.json"))))
+            raise TraceForgeError(
+                f"The hub's {name} has no config.json, so transformers cannot load it (GGUF files cannot be trained). "
+                "Name the repository with the original weights."
+            )
+        path = hf_hub_download(name, "config.json", revision=info.sha)
+        return Source(name, name, _read_config(Path(path)), info.sha)
+    except HFValidationError:
+        raise TraceForgeError(
+            f"model.name {name!r} is neither a folder that is there nor a hub id. Give a path, a hub id such as "
+            "Qwen/Qwen3-8B, or `tiny`."
+        ) from None
+    except GatedRepoError:
+        raise TraceForgeError(
+            f"The hub's {name} asks for its licence to be accepted: do so on its page, then log in with "
+            "`hf auth login`."
+        ) from None
+    except RevisionNotFoundError:
+        raise TraceForgeError(f"The hub's {name} has no revision {revision!r} (model.revision).") from None
+    except RepositoryNotFoundError:
+        raise TraceForgeError(
+            f"There is no folder {name!r} here and no such model on the hub (or it is private: log in with "
+            "`hf auth login`). Check model.name."
+        ) from None
+    except (httpx.HTTPError, OfflineModeIsEnabled, ConnectionError) as error:
+        reason = str(error).split("\n")[0]
+    try:
+        cached = Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise TraceForgeError(
+            f"There is no folder {name!r} here, and the hub cannot be reached to look for it ({reason}), nor is it in "
+            "the local cache. Check the path, go online, or use model.name=tiny, which needs no download."
+        ) from None
+    log.warning("The hub cannot be reached (%s); using %s from the local cache.", reason, name)
+    return Source(name, name, _read_config(cached), cached.parent.name, offline=True)
+
+
+def _is_an_adapter(where: str, adapter: dict[str, Any]) -> TraceForgeError:
+    base = adapter.get("base_model_name_or_path") or "not named in it"
+    return TraceForgeError(
+        f"{where} is an adapter (LoRA), not a whole model; its base model is: {base}. Name the base as model.name, or "
+        "merge the adapter into it first (PEFT's merge_and_unload) and name the merged folder."
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TraceForgeError(f"Cannot read {path}: {error}. Fetch the model again.") from None
+    if not isinstance(config, dict):
+        raise TraceForgeError(f"{path} holds no JSON object. Fetch the model again.")
+    return config
+
+
+def _load_tokenizer(source: Source, model: ModelConfig) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            source.load_from,
+            revision=source.revision,
+            local_files_only=source.offline,
+            trust_remote_code=model.trust_remote_code,
+        )
+    except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError, ... as it finds fit
+        reason = str(error).strip().split("\n")[0]
+        hint = (
+            "Set model.trust_remote_code=true if you trust its code."
+            if "trust_remote_code" in str(error)
+            else "The tokenizer's files (tokenizer.json, tokenizer_config.json) must lie beside config.json."
+        )
+        raise TraceForgeError(f"Cannot load the tokenizer of {model.name}: {reason}. {hint}") from error
+
+
+def _settle_padding(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Make sure that turns can be ended and batches padded."""
+    if tokenizer.eos_token is None:
+        raise TraceForgeError(
+            f"The tokenizer of {name} names no end-of-sequence token, so a turn could not be ended. Set eos_token in "
+            "its tokenizer_config.json."
+        )
+    if tokenizer.pad_token is None:
+        known = tokenizer.get_vocab()
+        tokenizer.pad_token = next((token for token in PAD_CANDIDATES if token in known), tokenizer.eos_token)
+        log.info("The tokenizer of %s has no padding token; using %s.", name, tokenizer.pad_token)
+
+
+def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Source, name: str) -> None:
+    rows = (source.config.get("text_config") or source.config).get("vocab_size")
+    if rows is not None and len(tokenizer) > rows:
+        raise TraceForgeError(
+            f"The tokenizer of {name} has {len(tokenizer)} tokens, its model only {rows}: they do not belong together. "
+            "Put the model's own tokenizer beside its config.json."
+        )
