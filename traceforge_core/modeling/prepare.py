@@ -145,7 +145,9 @@ def _find_on_hub(model: ModelConfig) -> Source:
         files = {file.rfilename for file in info.siblings or ()}
         if "config.json" not in files:
             if "adapter_config.json" in files:
-                raise _is_an_adapter(name, _read_config(Path(hf_hub_download(name, "adapter_config.json"))))
+                raise _is_an_adapter(
+                    name, _read_config(Path(hf_hub_download(name, "adapter_config.json", revision=info.sha)))
+                )
             raise TraceForgeError(
                 f"The hub's {name} has no config.json, so transformers cannot load it (GGUF files cannot be trained). "
                 "Name the repository with the original weights."
@@ -170,7 +172,7 @@ def _find_on_hub(model: ModelConfig) -> Source:
             "`hf auth login`). Check model.name."
         ) from None
     except (httpx.HTTPError, OfflineModeIsEnabled, ConnectionError) as error:
-        reason = str(error).split("\n")[0]
+        reason = str(error).split("\n")[0].rstrip(".")
     try:
         cached = Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
@@ -211,7 +213,7 @@ def _load_tokenizer(source: Source, model: ModelConfig) -> PreTrainedTokenizerBa
             trust_remote_code=model.trust_remote_code,
         )
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError, ... as it finds fit
-        reason = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0].rstrip(".")
         hint = (
             "Set model.trust_remote_code=true if you trust its code."
             if "trust_remote_code" in str(error)

@@ -61,11 +61,11 @@ def tiny_tokenizer() -> PreTrainedTokenizerBase:
     )
     learner.train_from_iterator(_sample_texts(), trainer)
     learned = json.loads(learner.to_str())["model"]
+    merges: Any = [tuple(merge) for merge in learned["merges"]]  # annotated as text upstream; the backend takes pairs
 
     tokenizer = Qwen2Tokenizer(
         vocab=learned["vocab"],
-        merges=[tuple(merge) for merge in learned["merges"]],
-        unk_token=None,
+        merges=merges,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         model_max_length=LONGEST,
