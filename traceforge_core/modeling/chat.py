@@ -1,0 +1,293 @@
+"""Conversations as the model sees them: text, tokens, and which tokens the model must produce.
+
+    renderer = load_renderer(run / "model")
+    encoded = renderer.encode(trajectory.messages, trajectory.tools)      # encoded.assistant_mask: 1 = learn this
+
+Everything goes through the tokenizer's own chat template. The text is cut where each assistant turn begins and ends and
+every piece is tokenised by itself: generation stops a prompt at just these places, so the tokens of a prompt never
+depend on what comes after it. What the template does not keep is an error (RenderingError), never a silent loss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.modeling.messages import RenderingError, chat_dict, check_nothing_lost, texts_of
+from traceforge_core.trajectories.model import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+Tools = Sequence[Mapping[str, Any]] | None
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A whole conversation. `assistant_mask` has one 0 or 1 for each of `input_ids`."""
+
+    text: str
+    input_ids: list[int]
+    assistant_mask: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedCompletion:
+    """A prompt and what follows it; the prompt ends where the model begins to write, the completion with its end of
+    turn. `completion_mask` has one 0 or 1 for each of `completion_ids`: observations between turns are 0."""
+
+    prompt_text: str
+    completion_text: str
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    completion_mask: list[int]
+
+
+class ChatRenderer:
+    """Renders and tokenises with one tokenizer and its chat template.
+
+    `end_of_turn` is the token that the template writes behind an assistant turn. Raises TraceForgeError where the
+    tokenizer has no chat template, or the template closes a turn with no token of its own.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        if not tokenizer.chat_template:
+            raise TraceForgeError(
+                f"The tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template. "
+                "Set model.chat_template to chatml (or llama3), or name a chat model."
+            )
+        self.tokenizer = tokenizer
+        self.end_of_turn = self._find_end_of_turn()
+        self._trusts_marks = self._marks_begin_where_prompts_end()
+
+    def render(self, messages: Sequence[Message], tools: Tools = None, add_generation_prompt: bool = False) -> str:
+        """The text of a conversation. Raises RenderingError where the template refuses it."""
+        return self._render(messages, tools, add_generation_prompt)[0]
+
+    def encode(self, messages: Sequence[Message], tools: Tools = None) -> Encoded:
+        """Tokens of a whole conversation, 1 on exactly what the model must produce in trainable turns: reasoning, text,
+        calls and the end-of-turn token.
+
+        Raises RenderingError where a text of `messages` is missing from the rendered text, or nothing is left to learn.
+        """
+        text, spans = self._turns(messages, tools)
+        check_nothing_lost(messages, text)
+        ids, mask = self._encode_spans(text, spans, _trainable(messages))
+        if not any(mask):
+            raise RenderingError("This conversation has no assistant turn to learn from.")
+        return Encoded(text, ids, mask)
+
+    def encode_completion(
+        self, prompt_messages: Sequence[Message], completion_messages: Sequence[Message], tools: Tools = None
+    ) -> EncodedCompletion:
+        """Tokens of a prompt and of its completion. `completion_messages` begin and end with an assistant turn.
+
+        `prompt_ids` are a function of `prompt_messages` and `tools` alone. Raises RenderingError as `encode` does, and
+        where the template renders the prompt differently once a completion follows.
+        """
+        if not completion_messages or any(completion_messages[i].role != "assistant" for i in (0, -1)):
+            raise RenderingError("A completion must begin and end with an assistant turn.")
+        prompt_text = self.render(prompt_messages, tools, add_generation_prompt=True)
+        text, spans = self._turns([*prompt_messages, *completion_messages], tools)
+        begin, end = len(prompt_text), spans[-1][1]
+        before = sum(message.role == "assistant" for message in prompt_messages)
+        if not text.startswith(prompt_text) or spans[before][0] != begin:
+            raise RenderingError(
+                "The chat template renders the prompt differently once a completion follows, so chosen and rejected "
+                "would not share it. Set model.chat_template to chatml (or llama3)."
+            )
+        check_nothing_lost([*prompt_messages, *completion_messages], text)
+        prompt_ids, _ = self._encode_spans(prompt_text, spans[:before], [False] * before)
+        completion_text = text[begin:end]
+        inside = [(start - begin, stop - begin) for start, stop in spans[before:]]
+        ids, mask = self._encode_spans(completion_text, inside, _trainable(completion_messages))
+        return EncodedCompletion(prompt_text, completion_text, prompt_ids, ids, mask)
+
+    def tokens(self, pieces: Sequence[str]) -> list[list[int]]:
+        """Token ids of each piece by itself, with nothing added at its ends."""
+        if not pieces:
+            return []
+        return self.tokenizer(
+            list(pieces),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+
+    def _encode_spans(self, text: str, spans: Sequence[Span], wanted: Sequence[bool]) -> tuple[list[int], list[int]]:
+        pieces, marks, position = [], [], 0
+        for (start, end), want in zip(spans, wanted, strict=True):
+            pieces += [text[position:start], text[start:end]]
+            marks += [0, int(want)]
+            position = end
+        pieces.append(text[position:])
+        marks.append(0)
+        ids: list[int] = []
+        mask: list[int] = []
+        for piece_ids, mark in zip(self.tokens(pieces), marks, strict=True):
+            ids += piece_ids
+            mask += [mark] * len(piece_ids)
+        return ids, mask
+
+    def _turns(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
+        """The text, and of each assistant turn where the model's part begins and ends in it (characters)."""
+        if self._trusts_marks:
+            text, marked = self._render(messages, tools)
+            turns = [message for message in messages if message.role == "assistant"]
+            if len(marked) != len(turns):
+                raise RenderingError(
+                    f"The chat template marks {len(marked)} of {len(turns)} assistant turns as generated."
+                )
+            return text, [self._with_end_of_turn(text, span) for span in marked]
+        return self._turns_by_prefix(messages, tools)
+
+    def _turns_by_prefix(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
+        text = self.render(messages, tools)
+        spans = []
+        for position, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            prompt = self.render(messages[:position], tools, add_generation_prompt=True)
+            if not text.startswith(prompt):
+                raise RenderingError(
+                    f"The chat template changes what stands before assistant turn {position} once more follows. "
+                    "Set model.chat_template to chatml (or llama3)."
+                )
+            # The turn may quote the token (an agent that reads a template file); its own is the one behind those.
+            quoted = sum(own.count(self.end_of_turn) for own in texts_of(message))
+            end = len(prompt)
+            for _ in range(quoted + 1):
+                found = text.find(self.end_of_turn, end)
+                if found < 0:
+                    raise RenderingError(f"Assistant turn {position} is not closed by {self.end_of_turn}.")
+                end = found + len(self.end_of_turn)
+            spans.append((len(prompt), end))
+        return text, spans
+
+    def _with_end_of_turn(self, text: str, span: Span) -> Span:
+        """The marked part, made to end exactly behind the end-of-turn token: templates mark it with, without, or with a
+        newline behind it."""
+        start, end = span
+        trimmed = start + len(text[start:end].rstrip())
+        if text.startswith(self.end_of_turn, trimmed - len(self.end_of_turn)) and trimmed > start:
+            return start, trimmed
+        following = end + len(text[end : end + 16]) - len(text[end : end + 16].lstrip())
+        if text.startswith(self.end_of_turn, following):
+            return start, following + len(self.end_of_turn)
+        raise RenderingError(f"An assistant turn is not closed by {self.end_of_turn}.")
+
+    def _render(
+        self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool = False
+    ) -> tuple[str, list[Span]]:
+        from jinja2.exceptions import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        definitions: Any = [dict(tool) for tool in tools] if tools else None
+        template = self.tokenizer.get_chat_template(None, definitions)
+        marks = GENERATION_MARK.search(template) is not None
+        special: dict[str, Any] = self.tokenizer.special_tokens_map  # templates name bos_token and the like
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[[chat_dict(message) for message in messages]],
+                tools=definitions,
+                chat_template=template,
+                return_assistant_tokens_mask=marks,
+                add_generation_prompt=add_generation_prompt,
+                **special,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RenderingError(f"The chat template refuses this conversation: {error}") from None
+        (text,), spans = rendered
+        return text, [(start, end) for start, end in spans[0]] if marks else []
+
+    def _find_end_of_turn(self) -> str:
+        tail = self.render([Message("user", "Q1"), Message("assistant", "A1")]).rpartition("A1")[2].lstrip()
+        known = [str(token) for token in self.tokenizer.added_tokens_decoder.values()]
+        closing = [token for token in known if tail.startswith(token)]
+        if not closing:
+            raise TraceForgeError(
+                "The chat template closes an assistant turn with no token of its own, so a model could not learn to "
+                "stop. Set model.chat_template to chatml (or llama3), or name a chat model."
+            )
+        return max(closing, key=len)
+
+    def _marks_begin_where_prompts_end(self) -> bool:
+        """Marks that take in the turn's header, or leave out part of a turn, would put the loss on the wrong tokens."""
+        probe = [Message("user", "Q1"), Message("assistant", "A1"), Message("user", "Q2"), Message("assistant", "A2")]
+        text, marked = self._render(probe, None)
+        if len(marked) != 2:
+            return False
+        return [self._with_end_of_turn(text, span) for span in marked] == self._turns_by_prefix(probe, None)[1]
+
+
+def load_renderer(model_dir: Path) -> ChatRenderer:
+    """The renderer of a finished `model` stage."""
+    from transformers import AutoTokenizer
+
+    return ChatRenderer(AutoTokenizer.from_pretrained(model_dir / "tokenizer"))
+
+
+def choose_chat_template(tokenizer: PreTrainedTokenizerBase, wanted: str) -> str:
+    """Give `tokenizer` the template that `wanted` (model.chat_template) asks for, and return its name.
+
+    The name is "model", "chatml" or "llama3". "model" is the tokenizer's own, taken only where it loses nothing. "auto"
+    takes it there, else the one of ours whose tokens the tokenizer knows. Raises TraceForgeError with what would be
+    lost, and the setting that mends it.
+    """
+    from traceforge_core.modeling.template_check import template_losses
+
+    fitting = [name for name, tokens in OWN_TEMPLATES.items() if _knows(tokenizer, tokens)]
+    if wanted in OWN_TEMPLATES:
+        if wanted not in fitting:
+            raise TraceForgeError(
+                f"model.chat_template={wanted} needs {' and '.join(OWN_TEMPLATES[wanted])} as single tokens, and this "
+                f"tokenizer does not have them. Use {' or '.join(fitting) or 'model'} instead."
+            )
+        tokenizer.chat_template = own_template(wanted)
+        return wanted
+    losses = template_losses(tokenizer)
+    if not losses:
+        return "model"
+    if wanted == "auto" and fitting:
+        tokenizer.chat_template = own_template(fitting[0])
+        return fitting[0]
+    mend = (
+        f"Set model.chat_template={fitting[0]}, which keeps all of it."
+        if fitting
+        else "None of TraceForge's own templates fits this tokenizer: give the model another chat template, or name "
+        "another model."
+    )
+    raise TraceForgeError(
+        "The model's own chat template loses part of an agent's run:\n"
+        + "\n".join(f"  - {loss}" for loss in losses)
+        + f"\n{mend}"
+    )
+
+
+OWN_TEMPLATES = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+}
+"""TraceForge's own templates, and the tokens that a tokenizer must have for each."""
+
+
+def own_template(name: str) -> str:
+    """The text of one of OWN_TEMPLATES."""
+    return (resources.files("traceforge_core.modeling") / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def _knows(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> bool:
+    known = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    return known.issuperset(tokens)
+
+
+def _trainable(messages: Sequence[Message]) -> list[bool]:
+    return [message.trainable for message in messages if message.role == "assistant"]
