@@ -14,11 +14,16 @@ OutcomeLabel = Literal["resolved", "unresolved"]
 
 @dataclass(slots=True)
 class Action:
-    """One tool call of an assistant turn. `arguments` is always an object (JSON text is parsed on reading)."""
+    """One tool call of an assistant turn. `arguments` is always an object (JSON text is parsed on reading).
+
+    `in_text` is True where the call was read out of the message's own text (agents that write their command into a
+    fenced block): the text already shows it, so whoever renders the message must not write it a second time.
+    """
 
     name: str
     arguments: dict[str, Any]
     call_id: str | None = None
+    in_text: bool = False
 
 
 @dataclass(slots=True)

@@ -1,0 +1,128 @@
+"""Bytes on disk to JSON values: compression, byte-order marks, torn lines, NaN and lone surrogates.
+
+`orjson` reads what it can; what it refuses but Python's own parser takes (NaN, a lone surrogate escape) is read by that
+and cleaned, because Arrow and tokenizers refuse it too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+import zstandard
+
+from traceforge_core.trajectories.formats.protocol import Unreadable
+
+# A single JSON document or line above this is set aside: parsed, it would not fit into a worker's share of memory.
+DOCUMENT_LIMIT = 128 << 20
+HEAD_BYTES = 4096
+DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
+PACKED_SUFFIXES = (".gz", ".zst")
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """The file's bytes, unpacked where its first bytes say gzip or Zstandard."""
+    file = path.open("rb")
+    try:
+        magic = file.read(4)
+        file.seek(0)
+        if magic[:2] == b"\x1f\x8b":
+            return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+        if magic == b"\x28\xb5\x2f\xfd":
+            return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=True)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
+    """The first (unpacked) bytes of a file; b'' where it cannot be read, which reading it whole will report."""
+    try:
+        with open_bytes(path) as file:
+            return file.read(size)
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError):
+        return b""
+
+
+def read_whole(path: Path) -> bytes:
+    """All of a file, unpacked. Raises Unreadable where it cannot be read or is larger than one document may be."""
+    try:
+        with open_bytes(path) as file:
+            data = file.read(DOCUMENT_LIMIT + 1)
+            while 0 < len(data) <= DOCUMENT_LIMIT and (more := file.read(DOCUMENT_LIMIT + 1 - len(data))):
+                data += more
+    except OSError as error:
+        raise Unreadable("cannot_read", error.strerror or str(error)) from None
+    except (EOFError, zlib.error, zstandard.ZstdError) as error:
+        raise Unreadable("damaged_archive", str(error)) from None
+    if len(data) > DOCUMENT_LIMIT:
+        raise Unreadable(
+            "too_large", f"one JSON document of more than {DOCUMENT_LIMIT >> 20} MiB; split it, or write JSONL"
+        )
+    return data
+
+
+def parse(data: bytes) -> Any:
+    """One JSON value. Raises Unreadable (`empty_file`, `not_utf8`, `invalid_json`)."""
+    data = _as_utf8(data)
+    if not data.strip():
+        raise Unreadable("empty_file", "there is nothing in it")
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        return _parse_leniently(data, error)
+
+
+def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, with their numbers from 1."""
+    for number, line in enumerate(_as_utf8(data).split(b"\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def _as_utf8(data: bytes) -> bytes:
+    if data[:3] == b"\xef\xbb\xbf":
+        return data[3:]
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # what a PowerShell redirect writes
+        try:
+            return data.decode("utf-16").encode()
+        except UnicodeError as error:
+            raise Unreadable("not_utf8", f"UTF-16 by its byte-order mark, but {error}") from None
+    return data
+
+
+def _parse_leniently(data: bytes, error: orjson.JSONDecodeError) -> Any:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise Unreadable("not_utf8", f"byte {fault.start}: {fault.reason}") from None
+    try:
+        value = json.loads(text)
+        return _clean(value)
+    except json.JSONDecodeError as fault:
+        torn = " (the file ends in the middle of it)" if fault.pos >= len(text.rstrip()) - 1 else ""
+        raise Unreadable("invalid_json", f"{fault.msg} at line {fault.lineno} column {fault.colno}{torn}") from None
+    except (RecursionError, ValueError):
+        raise Unreadable("invalid_json", str(error)) from None
+
+
+def _clean(value: Any) -> Any:
+    """Replace lone surrogates by U+FFFD and numbers that JSON does not have by null."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else str(value)
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return value
