@@ -1,0 +1,57 @@
+# make demo    install everything into .venv and run the whole pipeline on the shipped samples
+# make test    run every test       make lint    formatting, style and types
+# make serve   Prefect server, worker and all deployments, until Ctrl-C
+# All paths are relative, so that the checkout may lie anywhere, also below a folder with a space in its name.
+
+SHELL := /bin/sh
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+
+.PHONY: help demo test lint serve install install-dev clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+demo: .venv/.installed
+	@$(PY) -m flows.cli run
+
+test: .venv/.installed-dev
+	@$(PY) -m pytest
+
+lint: .venv/.installed-dev
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+serve: .venv/.installed
+	@$(PY) -m deployments.serve
+
+install: .venv/.installed
+
+install-dev: .venv/.installed-dev
+
+clean:
+	rm -rf .venv
+
+# Some launchers answer to a name without having that Python behind it, so each candidate has to run and show its version.
+.venv/bin/python:
+	@for python in python3.13 python3.12 python3.11 python3; do \
+		if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "Making a virtual environment in .venv with $$("$$python" --version)"; \
+			"$$python" -m venv .venv && exit 0; \
+		fi; \
+	done; \
+	rm -rf .venv; \
+	echo "TraceForge needs Python 3.11 or newer with its venv module, and none of python3.13, python3.12, python3.11" >&2; \
+	echo "and python3 is that. Install one (on Debian: apt-get install python3 python3-venv) and try again." >&2; \
+	exit 1
+
+.venv/.installed: requirements.lock pyproject.toml | .venv/bin/python
+	@echo "Installing the pinned packages (once, some minutes)"
+	@$(PIP) --requirement requirements.lock
+	@$(PIP) --no-deps --editable .
+	@touch $@
+
+.venv/.installed-dev: requirements-dev.lock .venv/.installed
+	@$(PIP) --requirement requirements-dev.lock
+	@touch $@
