@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from traceforge_core.errors import TraceForgeError
 
 Miner = Literal["outcome", "recovery", "given"]
 Strategy = Literal["oracle", "branch_parallel", "shared_prefix"]
 Positive = Annotated[int, Field(gt=0)]
+# YAML 1.1 reads a bare on or off as true or false.
+Switch = Annotated[
+    Literal["auto", "on", "off"],
+    BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
+]
 
 
 class Section(BaseModel):
@@ -48,6 +53,9 @@ class SplitConfig(Section):
     """Which cases are held out. A case is never on both sides."""
 
     held_out: float = Field(0.1, ge=0, lt=1, description="Share of the cases kept out of training, for evaluation.")
+    by: Literal["case", "repository"] = Field(
+        "case", description="repository: all cases of a repository (owner__name-123) stay on one side."
+    )
     seed: int = Field(0, description="Changes which cases are held out.")
 
 
@@ -85,7 +93,19 @@ class PreferenceDataConfig(Section):
     max_length: Positive = Field(
         81920, description="Longest branch (prompt + completion) in tokens. Longer pairs are dropped and counted."
     )
-    max_pairs_per_case: Positive = Field(4, description="At most this many pairs of one case, shortest first.")
+    max_pairs_per_case: Positive = Field(
+        4, description="At most this many pairs of one case, shortest first, taken from each miner in turn."
+    )
+    recovery_within: Positive = Field(3, description="How many turns after a failed action one that worked may come.")
+    max_extra_rounds: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="outcome: cut the rejected run to the chosen's number of turns plus this; empty: never."
+    )
+    max_token_ratio: Annotated[float, Field(gt=1)] | None = Field(
+        None, description="Drop pairs where one side has over this many times the other's scored tokens; empty: keep."
+    )
+    near_duplicate: float = Field(
+        0.9, gt=0, le=1, description="Of pairs of one case whose both sides share this part of their 5-grams, keep one."
+    )
 
     @model_validator(mode="after")
     def _given_needs_a_file(self) -> PreferenceDataConfig:
@@ -128,6 +148,9 @@ class ModelConfig(Section):
         "auto",
         description="auto: unsloth on CUDA where it is installed, else transformers. The oracle never uses unsloth.",
     )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where models are trained. auto: CUDA where there is a GPU, else the CPU."
+    )
     quantization: Literal["none", "nf4"] = Field(
         "none", description="nf4: 4-bit base weights (needs CUDA and bitsandbytes)."
     )
@@ -141,7 +164,7 @@ class ModelConfig(Section):
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model. Off unless you trust it."
     )
-    cublaslt: Literal["auto", "on", "off"] = Field(
+    cublaslt: Switch = Field(
         "auto",
         description="Prefer cuBLASLt for matrix products: works around CUBLAS_STATUS_INVALID_VALUE, seen in bf16 GEMMs "
         "on Ampere cards. auto: on for compute capability 8.x.",
@@ -172,6 +195,10 @@ class TrainingConfig(Section):
         default_factory=list, description="Trackers to log to besides metrics.jsonl."
     )
     seed: int = Field(0, description="Seed of data order and adapter initialisation.")
+    evaluate: bool = Field(False, description="Evaluate on the held-out data before and after training.")
+    hang_seconds: Positive = Field(
+        1800, description="A worker that shows no progress for so long is taken to hang, and the stage is ended."
+    )
 
 
 class SftConfig(TrainingConfig):
@@ -202,7 +229,10 @@ class PreferenceConfig(TrainingConfig):
     transport: Literal["auto", "nccl", "gloo"] = Field(
         "auto", description="auto: NCCL where each worker has its own GPU, else gloo."
     )
-    long_context: Literal["auto", "on", "off"] = Field(
+    share_gpu: bool = Field(
+        False, description="Let workers share a GPU where there are too few: slow, over gloo; for trying things out."
+    )
+    long_context: Switch = Field(
         "auto", description="Tiled decoder layers with inputs in host memory. auto: on CUDA from 16K tokens."
     )
 
@@ -217,6 +247,17 @@ class ComparisonConfig(Section):
     gradient_rtol: float = Field(1e-5, gt=0, description="float32: largest relative L2 difference of any gradient.")
     adapter_rtol: float = Field(
         1e-5, gt=0, description="float32: largest relative L2 difference of the final adapters."
+    )
+
+
+class EvaluationConfig(Section):
+    """What every model of a run is measured on: base, after SFT, after each preference strategy."""
+
+    max_pairs: Annotated[int, Field(ge=0)] = Field(
+        64, description="At most this many held-out pairs, spread evenly over them; 0: none."
+    )
+    max_actions: Annotated[int, Field(ge=0)] = Field(
+        64, description="At most this many held-out next actions, spread evenly over them; 0: none."
     )
 
 
@@ -236,6 +277,7 @@ class RunConfig(Section):
     sft: SftConfig = Field(default_factory=SftConfig, description="Supervised fine-tuning.")
     preference: PreferenceConfig = Field(default_factory=PreferenceConfig, description="SimPO, all strategies.")
     comparison: ComparisonConfig = Field(default_factory=ComparisonConfig, description="Agreement with the oracle.")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Figures on held-out data.")
     monitoring: MonitoringConfig = Field(default_factory=MonitoringConfig, description="GPU and host monitor.")
 
 
@@ -261,6 +303,16 @@ def load_config(
     tree: dict[str, Any] = yaml.safe_load(preset_text) or {}
     if file is not None:
         _lay_over(tree, _read_config_file(file))
+    for assignment in assignments or []:
+        _lay_over(tree, _parse_assignment(assignment))
+    return validate_config(tree)
+
+
+def lay_over(config: RunConfig, upper: RunConfig | None = None, assignments: list[str] | None = None) -> RunConfig:
+    """A configuration with the fields given in `upper` (not its defaults), then assignments, laid over it."""
+    tree = config.model_dump(mode="json")
+    if upper is not None:
+        _lay_over(tree, upper.model_dump(mode="json", exclude_unset=True))
     for assignment in assignments or []:
         _lay_over(tree, _parse_assignment(assignment))
     return validate_config(tree)

@@ -1,0 +1,314 @@
+"""The command `traceforge`: a thin front on the flow and on plain functions, for people without a server.
+
+    traceforge run --set sft.max_steps=20          traceforge ingest ~/logs --out corpus          traceforge show latest
+
+Exit status: 0 done, 1 not done (the message says what to do), 2 done, but a strategy does not agree with the oracle,
+130 stopped by Ctrl-C. With --json stdout is exactly one JSON object; everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from traceforge_core.errors import TraceForgeError
+
+app = typer.Typer(
+    name="traceforge",
+    help="Turns the trajectories that coding agents leave behind into a better coding model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+# typer's own base of "you typed something wrong"; which package it comes from differs between typer releases.
+UsageError: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+SHOWN_LOGGERS = ("traceforge_core", "tasks", "flows")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder in which runs lie.")]
+Preset = Annotated[str | None, typer.Option("--preset", help="Start from this preset (see `traceforge config`).")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with what differs from the preset.")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="section.field=value, such as sft.max_steps=20. May be repeated.")
+]
+
+
+class Stopped(BaseException):
+    """A signal asked this command to end. Not an Exception, so that nothing on the way mistakes it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Unfinished(Exception):
+    """A run that did not end well, with what is there of it."""
+
+    def __init__(self, message: str, summary: dict[str, Any], status: int) -> None:
+        super().__init__(message)
+        self.summary = summary
+        self.status = status
+
+
+@app.command()
+def run(
+    preset: Preset = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    stages: Annotated[
+        str | None, typer.Option(help="Only these, separated by commas (see `traceforge stages`).")
+    ] = None,
+    run: Annotated[str, typer.Option("--run", help="new, latest, or the id of a run to go on with.")] = "new",
+    runs_dir: RunsDir = Path("runs"),
+    refresh: Annotated[bool, typer.Option("--refresh", help="Do the work again even where a result is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the pipeline, or some of its stages, with an embedded Prefect (or the one that PREFECT_API_URL names).
+
+    A run that is gone on with keeps its own configuration, unless --preset or --config is given.
+    """
+    from flows.embedded import embedded_api
+    from flows.session import begin, ordered, saved_config
+    from flows.summary import render, summarise
+    from traceforge_core.config import DEFAULT_PRESET, lay_over, load_config
+    from traceforge_core.runs import Run
+
+    if run != "new" and preset is None and config is None:
+        effective = lay_over(saved_config(Run.open(runs_dir, run)), assignments=assignments)
+    else:
+        effective = load_config(preset or DEFAULT_PRESET, config, assignments)
+    effective = lay_over(effective)  # every field counts as given from here on
+    names = ordered(None if stages is None else stages.split(","), effective)
+    here, _ = begin(runs_dir, run, effective)
+    _tell(f"Run {here.run_id} in {here.path}")
+    try:
+        with embedded_api():
+            from flows.pipeline import traceforge
+
+            place: dict[str, Any] = {"run": here.run_id, "runs_dir": str(here.path.parent)}
+            traceforge(config=effective, stages=names, refresh=refresh, **place)
+    except TraceForgeError as error:
+        raise Unfinished(str(error), summarise(here), 2 if type(error).__name__ == "ParityFailed" else 1) from error
+    except Stopped as stop:
+        message = f"Stopped by {stop}. Finished stages are kept; go on with: traceforge run --run {here.run_id}"
+        raise Unfinished(message, summarise(here), 128 + stop.number) from stop
+    except Exception as error:
+        raise Unfinished(_unexpected(error, here.path), summarise(here), 1) from error
+    summary = summarise(here)
+    _answer(summary, as_json, render(summary))
+
+
+@app.command()
+def ingest(
+    path: Annotated[str, typer.Argument(help="Folder or file with trajectories, or `samples`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to; an earlier ingest there is replaced.")],
+    outcomes: Annotated[
+        list[str] | None, typer.Option("--outcomes", help="More outcome files, or folders of them. May be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read trajectories into one uniform corpus; what cannot be read is set aside with its reason."""
+    from traceforge_core.config import load_config
+    from traceforge_core.trajectories.ingest import ingest as read_all
+
+    if out.exists() and not (out / "report.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise TraceForgeError(f"{out} is there and is no earlier ingest, so it is left alone. Name another --out.")
+    config = load_config()
+    config.ingest.path = path
+    config.ingest.outcomes = outcomes or []
+    scratch = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        scratch.mkdir(parents=True)
+        figures = read_all(config, {}, scratch)
+        shutil.rmtree(out, ignore_errors=True)
+        scratch.rename(out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    from flows.summary import key_figures
+
+    _answer(figures | {"path": str(out.resolve())}, as_json, f"{key_figures('ingest', figures)}\nWritten to {out}")
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(help="A run's id, or latest.")] = "latest",
+    runs_dir: RunsDir = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run holds: each stage with its figures, and the verdict."""
+    from flows.summary import render, summarise
+    from traceforge_core.runs import Run
+
+    summary = summarise(Run.open(runs_dir, run))
+    _answer(summary, as_json, render(summary))
+
+
+@app.command(name="config")
+def show_config(
+    preset: Preset = None, config: ConfigFile = None, assignments: Assignments = None, as_json: AsJson = False
+) -> None:
+    """Print the effective configuration as YAML, each field with its description."""
+    from flows.described import described
+    from traceforge_core.config import DEFAULT_PRESET, load_config, preset_names
+
+    effective = load_config(preset or DEFAULT_PRESET, config, assignments)
+    head = f"# Preset: {preset or DEFAULT_PRESET}. Presets: {', '.join(preset_names())}.\n"
+    _answer(effective.model_dump(mode="json"), as_json, head + described(effective))
+
+
+@app.command()
+def stages(as_json: AsJson = False) -> None:
+    """List the stages in order, with what each needs."""
+    from traceforge_core.stages import STAGES
+
+    listed = [{"stage": stage.name, "title": stage.title, "needs": list(stage.needs)} for stage in STAGES.values()]
+    lines = [f"{stage.name:<16} {stage.title:<34} needs: {', '.join(stage.needs) or '-'}" for stage in STAGES.values()]
+    _answer({"stages": listed}, as_json, "\n".join(lines))
+
+
+def main() -> NoReturn:
+    """Run the command line. Every way to end passes through here, so that each ends with one message and a status."""
+    as_json = "--json" in sys.argv[1:]
+    with _stdout_kept_for_the_answer(as_json), _stopped_by_signals(), _log_on_stderr():
+        status = _guarded(as_json)
+    logging.raiseExceptions = False
+    sys.exit(status)
+
+
+def _guarded(as_json: bool) -> int:
+    try:
+        status = app(prog_name="traceforge", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except Unfinished as error:
+        return _fail(str(error), error.status, as_json, error.summary)
+    except TraceForgeError as error:
+        return _fail(str(error), 1, as_json)
+    except UsageError as error:
+        if not as_json:
+            error.show()
+            return 1
+        return _fail(error.format_message(), 1, as_json)
+    except (Stopped, KeyboardInterrupt) as stop:
+        return _fail("Stopped.", 128 + getattr(stop, "number", signal.SIGINT), as_json)
+    except Exception as error:
+        return _fail(_unexpected(error, None), 1, as_json)
+
+
+def _fail(message: str, status: int, as_json: bool, summary: dict[str, Any] | None = None) -> int:
+    if as_json:
+        _answer({"error": message} | (summary or {}), True, "")
+    else:
+        if summary is not None:
+            from flows.summary import render
+
+            _tell(f"\n{render(summary)}\n")
+        _tell(f"traceforge: {message}")
+    return status
+
+
+def _unexpected(error: Exception, folder: Path | None) -> str:
+    """One line about an error nobody foresaw. The full traceback goes to a file; a full disk is told as such."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = f" while writing {error.filename}" if error.filename else ""
+        return f"The disk is full{what}. Free some space and run the same command again; finished stages are kept."
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return f"No permission to write or read {error.filename}: {error.strerror}. Choose another folder."
+    text = "".join(traceback.format_exception(error))
+    for candidate in (folder, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            if candidate is not None:
+                (candidate / "traceback.txt").write_text(text, encoding="utf-8")
+                where = candidate / "traceback.txt"
+                return f"Something unexpected went wrong: {type(error).__name__}: {error}. The full traceback: {where}"
+    return f"Something unexpected went wrong: {type(error).__name__}: {error}"
+
+
+_answer_to: list[int] = []
+
+
+def _answer(value: dict[str, Any], as_json: bool, text: str) -> None:
+    if not as_json:
+        print(text)
+        return
+    data = json.dumps(value, ensure_ascii=False, default=str) + "\n"
+    if not _answer_to:
+        sys.stdout.write(data)
+        return
+    with os.fdopen(os.dup(_answer_to[0]), "w", encoding="utf-8") as stdout:
+        stdout.write(data)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _stdout_kept_for_the_answer(as_json: bool) -> Iterator[None]:
+    """With --json whatever any library or child process prints goes to stderr, at the level of file descriptors."""
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    _answer_to.append(kept)
+    try:
+        yield
+    finally:
+        _answer_to.remove(kept)
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """The first Ctrl-C, SIGTERM or hang-up raises Stopped; more of them change nothing while things are being ended."""
+
+    def stop(number: int, _frame: Any) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        _tell("\nStopping ...")
+        raise Stopped(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    for logger in map(logging.getLogger, SHOWN_LOGGERS):
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in map(logging.getLogger, SHOWN_LOGGERS):
+            logger.removeHandler(handler)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The Prefect API for a command: the one that is configured (PREFECT_API_URL, a profile), else one of our own.
+
+    with embedded_api() as pid:          # pid of our own server, None where a configured one is used
+        traceforge(...)
+
+Our own server lives as long as the `with` block: SQLite in PREFECT_HOME (default: `.prefect` in the checkout), a free
+loopback port, no UI, no telemetry. It has a session of its own, so Ctrl-C at the terminal ends the flow and not the
+server that the flow has to report to, and the kernel ends it if its parent is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from traceforge_core.errors import TraceForgeError
+
+START_SECONDS = 120.0
+QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the command line has its own lines; the API still gets all
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+}
+
+
+def prefect_home() -> Path:
+    """Where Prefect keeps its database: PREFECT_HOME, else `.prefect` in the checkout."""
+    return Path(os.environ.get("PREFECT_HOME") or Path(__file__).parents[1] / ".prefect").expanduser().resolve()
+
+
+@contextlib.contextmanager
+def embedded_api() -> Iterator[int | None]:
+    """Have a Prefect API inside the block. Raises TraceForgeError where our own server does not come up."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from prefect.settings import (
+        PREFECT_API_URL,
+        PREFECT_HOME,
+        PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+        temporary_settings,
+    )
+
+    if PREFECT_API_URL.value():
+        yield None
+        return
+    home = prefect_home()
+    process, url = _start(home)
+    try:
+        import flows.pipeline  # noqa: F401  (a second or two of imports, while the server starts)
+
+        _wait_until_up(process, url, home)
+        own = {PREFECT_API_URL: url, PREFECT_HOME: home, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}
+        with temporary_settings(updates=own):
+            try:
+                yield process.pid
+            finally:
+                _send_what_waits()
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _start(home: Path) -> tuple[subprocess.Popen[bytes], str]:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        log = (home / "server.log").open("ab")
+    except OSError as error:
+        raise TraceForgeError(
+            f"Cannot write to {home}, where Prefect keeps its database: {error.strerror}. Choose another folder with "
+            "the environment variable PREFECT_HOME."
+        ) from None
+    env = os.environ | {
+        "PREFECT_HOME": str(home),
+        "PREFECT_UI_ENABLED": "0",
+        "PREFECT__SERVER_EPHEMERAL": "1",
+        "PREFECT__SERVER_FINAL": "1",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
+        "TRACEFORGE_PARENT": str(os.getpid()),
+    }
+    # The listening socket is handed over, so that no other program can take the port in between.
+    with log, socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.embedded", str(listener.fileno())],
+            env=env
+            | {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), env.get("PYTHONPATH")]))},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+        return process, f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+
+
+def _send_what_waits() -> None:
+    """Prefect sends log lines and events in the background: have them sent while the server is still there."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=5)
+    EventsWorker.drain_all(timeout=5)
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], url: str, home: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, OSError):
+            with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+                if answer.status == 200:
+                    return
+        time.sleep(0.1)
+    what = "did not answer" if process.poll() is None else f"ended with exit status {process.returncode}"
+    last = (home / "server.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+    raise TraceForgeError(
+        f"Prefect's embedded server {what}. Its log: {home / 'server.log'}" + (f" ({last[0].strip()})" if last else "")
+    )
+
+
+def _serve(listener: socket.socket) -> None:
+    """The server process itself."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: never outlive the command
+    if os.getppid() != int(os.environ["TRACEFORGE_PARENT"]):  # it died before that call
+        return
+    import uvicorn
+
+    config = uvicorn.Config(
+        "prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on", access_log=False
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,150 @@
+"""The one flow: every deployment, the nightly one included, is this flow with other parameters.
+
+    traceforge(run="new", runs_dir="runs")                       # a full run with the default preset
+    traceforge(stages=["compare"], run="latest")                 # one stage again, on the newest run's outputs
+
+Stages run one after the other in the main thread, so that a cancellation or Ctrl-C reaches them; only the monitor is
+submitted, and stopped in `finally`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from prefect import flow, runtime
+from prefect.logging import get_run_logger
+from prefect.states import State
+from pydantic import BeforeValidator
+
+from flows.gpus import gpus_held, gpus_needed
+from flows.session import Session, begin, ordered
+from flows.summary import key_figures, summarise
+from tasks.branch_parallel import branch_parallel
+from tasks.compare import compare
+from tasks.datasets import datasets
+from tasks.ingest import ingest
+from tasks.model import model
+from tasks.monitor import monitor
+from tasks.oracle import oracle
+from tasks.performing import logs_to
+from tasks.sft import sft
+from tasks.shared_prefix import shared_prefix
+from traceforge_core.config import RunConfig
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.monitoring.host import descendants
+from traceforge_core.runs import Run, StageResult
+from traceforge_core.stages import STAGES
+
+log = logging.getLogger(__name__)
+
+STAGE_TASKS: dict[str, Callable[[RunConfig, Run, bool], State[StageResult]]] = {
+    "ingest": ingest,
+    "model": model,
+    "datasets": datasets,
+    "sft": sft,
+    "oracle": oracle,
+    "branch_parallel": branch_parallel,
+    "shared_prefix": shared_prefix,
+    "compare": compare,
+}
+TRAINING = frozenset({"sft", "oracle", "branch_parallel", "shared_prefix"})
+MONITOR_END_SECONDS = 30.0
+
+StageName = Annotated[
+    Literal["ingest", "model", "datasets", "sft", "oracle", "branch_parallel", "shared_prefix", "compare"],
+    BeforeValidator(lambda name: name.replace("-", "_") if isinstance(name, str) else name),
+]
+
+
+class ParityFailed(TraceForgeError):
+    """A strategy does not agree with the oracle. Its report is published already."""
+
+
+@flow(name="traceforge", persist_result=False)
+def traceforge(
+    config: RunConfig | None = None,
+    stages: list[StageName] | None = None,
+    run: str = "new",
+    runs_dir: str = "runs",
+    refresh: bool = False,
+) -> dict[str, Any]:
+    """From trajectory files to a trained adapter, and the proof that it was trained right.
+
+    Args:
+        config: Fields given here are laid over the run's own configuration; for a new run, over the default preset.
+        stages: Which stages to do, in the pipeline's order whatever the order here. Empty: a full run.
+        run: new, latest, or the id of the run to go on with.
+        runs_dir: The folder in which runs lie.
+        refresh: Do the work again even where a result with the same inputs and configuration is there.
+    """
+    with logs_to(get_run_logger()):
+        return _traceforge(config, stages, run, Path(runs_dir).expanduser(), refresh)
+
+
+def _traceforge(
+    config: RunConfig | None, stages: Sequence[str] | None, run: str, runs_dir: Path, refresh: bool
+) -> dict[str, Any]:
+    flow_run_id = str(runtime.flow_run.id)
+    here, effective = begin(runs_dir, run, config, flow_run_id)
+    names = ordered(stages, effective)
+    log.info("Run %s: %s", here.run_id, ", ".join(names))
+    with here.lock():
+        session = Session(here, names, flow_run_id)
+        before = [name for name in names if name not in TRAINING and name != "compare"]
+        _perform_all(before, effective, here, session, refresh)
+        if training := [name for name in names if name in TRAINING]:
+            with _monitored(here, effective):
+                _perform_all(training, effective, here, session, refresh)
+        _perform_all([name for name in names if name == "compare"], effective, here, session, refresh)
+    summary = summarise(here)
+    if "compare" in names and summary["parity"]["verdict"] != "pass":
+        raise ParityFailed(
+            f"Run {here.run_id}: a strategy does not agree with the oracle. The report says where and by how much: "
+            f"{here.stage_dir('compare') / 'report.md'}"
+        )
+    return summary
+
+
+def _perform_all(names: list[str], config: RunConfig, run: Run, session: Session, refresh: bool) -> None:
+    for name in names:
+        session.note(name, "running")
+        log.info("%s: %s", name, STAGES[name].title)
+        try:
+            with gpus_held(gpus_needed(name, config) if name in TRAINING else 0):
+                state = STAGE_TASKS[name](config, run, refresh)
+        except Exception as error:
+            session.note(name, "failed", message=str(error) or type(error).__name__)
+            raise
+        except BaseException:  # Ctrl-C, or a cancellation by Prefect
+            session.note(name, "interrupted", message="Stopped before it was done.")
+            raise
+        reused = state.name == "Cached"
+        session.note(name, "completed", reused=reused)
+        result = run.result(name)
+        if result is not None:
+            done = "reused" if reused else f"done in {result.seconds:.1f} s"
+            log.info("%s: %s. %s", name, done, key_figures(name, result.figures))
+
+
+@contextlib.contextmanager
+def _monitored(run: Run, config: RunConfig) -> Iterator[None]:
+    """The monitor runs inside the block. It ends with it, however it ends."""
+    if not config.monitoring.enabled:
+        yield
+        return
+    stop = threading.Event()
+    already_there = descendants(os.getpid())  # an embedded server, say: not training
+    watching = monitor.submit(
+        run.path / "monitoring", config.monitoring.interval_seconds, stop, os.getpid(), already_there
+    )
+    try:
+        yield
+    finally:
+        stop.set()
+        watching.wait(timeout=MONITOR_END_SECONDS)

@@ -1,0 +1,145 @@
+"""What a run holds, as one JSON-able record and as text for a terminal.
+
+summary = summarise(Run.open(Path("runs")))
+print(render(summary))
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from flows.session import last_session
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import Run
+from traceforge_core.stages import STAGES
+
+KEY_FIGURES = {
+    "ingest": ("found", "read", "quarantined", "duplicates", "by_outcome"),
+    "model": ("name", "architecture", "parameters", "vocabulary", "chat_template"),
+    "datasets": ("sft_samples", "sft_held_out", "pairs", "pairs_held_out", "pairs_by_miner"),
+    "compare": ("verdict",),
+}
+TRAINING_FIGURES = ("steps", "first_loss", "last_loss", "tokens", "seconds_per_step", "peak_memory_mib")
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """run_id, path, stages (stage, status, seconds, figures, path, reused), sft_samples, pairs_by_miner, parity.
+
+    status: completed; outdated (one of its inputs was made anew since); failed, interrupted, running; not_run.
+    reused: the last call on this run found the result instead of making it. parity: the comparison's figures (verdict
+    and numbers), with status; None where there was none.
+    """
+    noted = last_session(run).get("stages", {})
+    stages = [_stage(run, name, noted.get(name, {})) for name in STAGES]
+    by_name = {stage["stage"]: stage for stage in stages}
+    datasets, compared = by_name["datasets"]["figures"] or {}, by_name["compare"]
+    return {
+        "run_id": run.run_id,
+        "path": str(run.path),
+        "stages": stages,
+        "sft_samples": datasets.get("sft_samples"),
+        "pairs_by_miner": datasets.get("pairs_by_miner"),
+        "parity": dict(compared["figures"]) | {"status": compared["status"]} if compared["figures"] else None,
+    }
+
+
+def _stage(run: Run, name: str, noted: Mapping[str, Any]) -> dict[str, Any]:
+    result = run.result(name)
+    status = noted.get("status")
+    if status == "running" and not _is_held(run):
+        status = "interrupted"
+    if status in (None, "completed"):
+        if result is not None:
+            status = "outdated" if _is_outdated(run, name) else "completed"
+        else:
+            status = "failed" if run.failure(name) is not None else "not_run"
+    record = {
+        "stage": name,
+        "status": status,
+        "seconds": result.seconds if result else None,
+        "figures": result.figures if result else None,
+        "path": str(result.path) if result else None,
+        "reused": bool(noted.get("reused")),
+    }
+    if status in ("failed", "interrupted") and (message := noted.get("message") or run.failure(name)):
+        record["message"] = message
+    return record
+
+
+def _is_held(run: Run) -> bool:
+    try:
+        with run.lock():
+            return False
+    except TraceForgeError:
+        return True
+    except OSError:  # a run on a read-only disk: nobody can be at work there
+        return False
+
+
+def _is_outdated(run: Run, name: str) -> bool:
+    manifest = json.loads((run.stage_dir(name) / "manifest.json").read_text(encoding="utf-8"))
+    for needed, made_from in manifest["inputs"].items():
+        there = run.result(needed) if needed in STAGES else None
+        if there is not None and there.key != made_from["key"]:
+            return True
+    return False
+
+
+def key_figures(name: str, figures: Mapping[str, Any] | None) -> str:
+    """The few figures of a stage that a person wants to see, as one line."""
+    figures = figures or {}
+    names = KEY_FIGURES.get(name, TRAINING_FIGURES)
+    shown = {key: figures[key] for key in names if figures.get(key) is not None}
+    return ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in shown.items())
+
+
+def render(summary: Mapping[str, Any]) -> str:
+    """The summary as text: a line or two a stage, then the datasets' sizes and the verdict with its numbers."""
+    lines = [f"Run {summary['run_id']}", ""]
+    for stage in summary["stages"]:
+        if stage["status"] == "not_run":
+            continue
+        state = "reused" if stage["reused"] and stage["status"] == "completed" else stage["status"]
+        time = "" if stage["seconds"] is None else f"{stage['seconds']:.1f} s"
+        head = f"  {stage['stage']:<16} {state:<12} {time:>9}   "
+        why = textwrap.shorten(stage.get("message", ""), 160, placeholder=" ...")
+        figures = why or key_figures(stage["stage"], stage["figures"])
+        lines += textwrap.wrap(figures, 118, initial_indent=head, subsequent_indent=" " * len(head)) or [head.rstrip()]
+        if stage["path"]:
+            lines.append(" " * len(head) + stage["path"])
+    missing = [stage["stage"] for stage in summary["stages"] if stage["status"] == "not_run"]
+    if missing:
+        lines.append(f"  not run: {', '.join(missing)}")
+    lines.append("")
+    if summary["sft_samples"] is not None:
+        pairs = ", ".join(f"{miner} {count}" for miner, count in (summary["pairs_by_miner"] or {}).items())
+        lines.append(f"SFT samples: {summary['sft_samples']}. Preference pairs by miner: {pairs or 'none'}.")
+    lines += _verdict_lines(summary)
+    return "\n".join(lines)
+
+
+def _verdict_lines(summary: Mapping[str, Any]) -> list[str]:
+    parity = summary["parity"]
+    if not parity:
+        return []
+    old = " (outdated: a stage was run again since; run compare)" if parity["status"] == "outdated" else ""
+    lines = [f"Parity with the oracle: {str(parity['verdict']).upper()}{old}"]
+    for name, numbers in parity.items():
+        if isinstance(numbers, dict) and "verdict" in numbers:
+            rest = {key: value for key, value in numbers.items() if key != "verdict" and not isinstance(value, dict)}
+            told = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in rest.items())
+            lines += textwrap.wrap(
+                f"{name}: {numbers['verdict']}; {told}", 118, initial_indent="  ", subsequent_indent="    "
+            )
+    return lines
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items()) + ")"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,26 @@
+"""Task: read trajectory files."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import State
+
+from tasks.performing import perform_stage
+from tasks.retries import may_pass
+from traceforge_core.config import RunConfig
+from traceforge_core.runs import Run, StageResult
+
+
+@task(
+    name="Read trajectories",
+    task_run_name="ingest",
+    tags=["ingest", "cpu"],
+    cache_policy=NO_CACHE,  # runs.py decides what can be used again, from contents
+    retries=2,
+    retry_delay_seconds=[2, 10],
+    retry_condition_fn=may_pass,
+)
+def ingest(config: RunConfig, run: Run, refresh: bool = False) -> State[StageResult]:
+    """Read every trajectory below config.ingest.path. A passing fault of a network disk is tried again."""
+    return perform_stage("ingest", config, run, refresh)

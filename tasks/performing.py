@@ -1,0 +1,96 @@
+"""What every stage task does: perform the stage, show its log lines and its report in Prefect, say if it was reused."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact
+from prefect.logging import get_run_logger
+from prefect.states import Completed, State
+
+from traceforge_core.config import RunConfig
+from traceforge_core.runs import Run, StageResult
+from traceforge_core.stages import STAGES, perform
+
+LOGGERS = ("traceforge_core", "tasks", "flows")
+
+
+def perform_stage(name: str, config: RunConfig, run: Run, refresh: bool) -> State[StageResult]:
+    """Do a stage inside a task run: state "Completed", or "Cached" where a result with the same key was there."""
+    with logs_to(get_run_logger()):
+        result = perform(name, config, run, refresh=refresh)
+    publish(result)
+    if result.reused:
+        return Completed(name="Cached", data=result, message=f"The result in {result.path} is still valid.")
+    return Completed(data=result, message=f"Wrote {result.path}.")
+
+
+class _Forward(logging.Handler):
+    """Hands log lines to a Prefect run's logger, which carries the run's id into any thread."""
+
+    def __init__(self, run_logger: logging.Logger | logging.LoggerAdapter) -> None:
+        super().__init__(logging.INFO)
+        self._run_logger = run_logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._run_logger.log(record.levelno, "%s", record.getMessage(), exc_info=record.exc_info)
+
+
+@contextlib.contextmanager
+def logs_to(run_logger: logging.Logger | logging.LoggerAdapter) -> Iterator[None]:
+    """Send this project's log lines to a Prefect run, from whichever thread they come. The innermost block has them."""
+    handler = _Forward(run_logger)
+    before = {}
+    for logger in map(logging.getLogger, LOGGERS):
+        outer = [other for other in logger.handlers if isinstance(other, _Forward)]
+        before[logger] = (logger.level, logger.propagate, outer)
+        for other in outer:
+            logger.removeHandler(other)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # the root logger would print warnings a second time
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, (level, propagate, outer) in before.items():
+            logger.removeHandler(handler)
+            for other in outer:
+                logger.addHandler(other)
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+
+def publish(result: StageResult) -> None:
+    """Show a stage in Prefect's UI: its report if it wrote one, else its figures, with its plots inline."""
+    report = result.path / "report.md"
+    text = report.read_text(encoding="utf-8") if report.is_file() else figures_table(result.figures)
+    for picture in sorted(result.path.glob("*.png")):
+        text = text.replace(f"]({picture.name})", "](#plots)") + f"\n\n{inline_picture(picture)}"
+    create_markdown_artifact(
+        key=f"{result.stage.replace('_', '-')}-report",
+        markdown=f"{text}\n\nFiles: `{result.path}`\n",
+        description=f"{STAGES[result.stage].title}: {'reused' if result.reused else f'{result.seconds:.1f} s'}",
+    )
+
+
+def inline_picture(path: Path) -> str:
+    """A PNG inside Markdown, so that it shows without a file host."""
+    return f"![{path.stem}](data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()})"
+
+
+def figures_table(figures: Mapping[str, Any]) -> str:
+    """Figures as a Markdown table, nested ones with dotted names."""
+
+    def rows(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                yield from rows(value, f"{prefix}{name}.")
+            else:
+                yield f"| {prefix}{name} | {value} |"
+
+    return "\n".join(["| figure | value |", "| --- | --- |", *rows(figures, "")])
