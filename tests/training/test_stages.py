@@ -1,0 +1,166 @@
+"""The training stages with real workers: what they leave behind, and that Branch-Parallel computes what TRL does."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from traceforge_core.comparison.compare import compare
+from traceforge_core.comparison.parity import measure
+from traceforge_core.config import RunConfig
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.training import stages
+from traceforge_core.training.records import read_records
+
+Configure = Callable[..., RunConfig]
+
+
+@pytest.mark.slow
+def test_sft_then_oracle_then_branch_parallel_agree_in_float32(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configure(preference__start_from="sft", comparison__gradient_steps=6)
+    with caplog.at_level(logging.INFO, logger="traceforge_core"):
+        sft = stages.train_sft(config, inputs, tmp_path / "sft")
+        trained = inputs | {"sft": tmp_path / "sft"}
+        stages.train_oracle(config, trained, tmp_path / "oracle")
+        figures = stages.train_branch_parallel(config, trained, tmp_path / "branch_parallel")
+
+    assert sft["steps"] == 6 and sft["last_loss"] != sft["first_loss"]
+    assert figures["workers"] == 2 and figures["transport"] == "gloo"
+    assert "step 6/6" in caplog.text  # progress reaches the caller's log
+
+    parity = measure(tmp_path / "oracle", tmp_path / "branch_parallel")
+    assert parity.unequal == []
+    assert parity.gradient_steps == 6
+    assert parity.max_loss <= 1e-6
+    assert parity.max_gradient is not None and parity.max_gradient <= 1e-5
+    assert parity.adapter <= 1e-5
+
+    result = compare(
+        config,
+        {"oracle": tmp_path / "oracle", "branch_parallel": tmp_path / "branch_parallel"},
+        _folder(tmp_path / "compare"),
+    )
+    assert result["verdict"] == "pass"
+    assert result["branch_parallel"]["steps"] == 6
+    assert (tmp_path / "compare" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+    folder = tmp_path / "branch_parallel"
+    assert not (folder / "checkpoints").exists()
+    assert len(list((folder / "gradients").iterdir())) == 6
+    assert (folder / "logs" / "rank1.log").read_text()
+    start = json.loads((folder / "training.json").read_text())["start"]
+    assert start["adapter"] == json.loads((tmp_path / "oracle" / "training.json").read_text())["start"]["adapter"]
+    for record in read_records(folder / "metrics.jsonl"):
+        assert record.margin == pytest.approx(2.0 * (record.score_chosen - record.score_rejected), abs=1e-6)
+        assert record.seconds and record.tokens and record.peak_memory_mib and record.grad_norm
+        assert 0 < record.exchange_seconds < record.seconds
+
+
+@pytest.mark.slow
+def test_a_saved_adapter_loads_with_peft(inputs: dict[str, Path], configure: Configure, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    stages.train_sft(configure(sft__max_steps=1), inputs, tmp_path / "sft")
+    base = AutoModelForCausalLM.from_pretrained(inputs["model"] / "weights")
+    model = PeftModel.from_pretrained(base, str(tmp_path / "sft" / "adapter"))
+    moved = [name for name, parameter in model.named_parameters() if ".lora_B." in name and bool(parameter.any())]
+    assert len(moved) == 14  # seven projections in each of two layers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"cpo_alpha": 0.3, "label_smoothing": 0.1}, id="with the NLL term and label smoothing"),
+        pytest.param({"batch_size": 3, "gradient_accumulation": 2, "epochs": 2, "max_steps": None}, id="batches"),
+        pytest.param({"max_grad_norm": 0.0, "gradient_checkpointing": False}, id="never clipped, no checkpointing"),
+        pytest.param({"max_grad_norm": 0.05, "warmup_steps": 2, "schedule": "linear"}, id="clipped at every step"),
+    ],
+)
+def test_branch_parallel_agrees_with_the_oracle(
+    changes: dict, inputs: dict[str, Path], configure: Configure, tmp_path: Path
+) -> None:
+    config = configure(**{f"preference__{name}": value for name, value in changes.items()})
+    assert_agree(config, inputs, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pairs", [14, 13, 9], ids=["even", "one short", "one replica idle in the last step"])
+def test_two_replicas_equal_one_with_twice_the_accumulation(
+    pairs: int, inputs: dict[str, Path], configure: Configure, tmp_path: Path, make_datasets: Callable[[int], Path]
+) -> None:
+    config = configure(preference__replicas=2, preference__epochs=2, preference__max_steps=None)
+    figures = assert_agree(config, inputs | {"datasets": make_datasets(pairs)}, tmp_path)
+    assert figures["workers"] == 4
+    assert figures["steps"] == 2 * -(-pairs // 4)
+
+
+@pytest.mark.slow
+def test_held_out_pairs_are_evaluated_before_and_after_alike(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path
+) -> None:
+    config = configure(preference__evaluate=True, preference__max_steps=2)
+    oracle = stages.train_oracle(config, inputs, tmp_path / "oracle")["held_out"]
+    other = stages.train_branch_parallel(config, inputs, tmp_path / "branch_parallel")["held_out"]
+    for when in ("before", "after"):
+        for name in ("loss", "rewards/accuracies", "rewards/margins"):
+            assert other[when][name] == pytest.approx(oracle[when][name], abs=2e-6)
+    assert oracle["before"]["loss"] != oracle["after"]["loss"]
+
+
+def test_two_gpus_asked_for_and_one_there_is_said_before_anything_starts(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traceforge_core.training.stages.visible_gpus", lambda: ["0"])
+    monkeypatch.setattr("traceforge_core.training.launch.visible_gpus", lambda: ["0"])
+    with pytest.raises(TraceForgeError, match=r"needs 2 GPUs, one a worker, and 1 can be used"):
+        stages.train_branch_parallel(configure(model__device="cuda"), inputs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_cuda_without_a_gpu_says_what_to_do(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(TraceForgeError, match=r"Set model.device to cpu or auto"):
+        stages.train_oracle(configure(model__device="cuda"), inputs, tmp_path / "out")
+    with pytest.raises(TraceForgeError, match=r"nf4 needs a CUDA GPU"):
+        stages.train_oracle(configure(model__quantization="nf4"), inputs, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_model_path_that_does_not_exist_is_named(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path
+) -> None:
+    folder = _folder(tmp_path / "model")
+    (folder / "model.json").write_text(json.dumps({"name": "x", "weights": str(tmp_path / "nowhere")}))
+    (folder / "tokenizer").symlink_to(inputs["model"] / "tokenizer")
+    with pytest.raises(TraceForgeError, match=r"Cannot load the model .*nowhere"):
+        stages.train_oracle(configure(), inputs | {"model": folder}, tmp_path / "out")
+
+
+def assert_agree(config: RunConfig, inputs: dict[str, Path], folder: Path) -> dict:
+    """Train with both; every step's loss, gradients and the final adapters must agree in float32."""
+    stages.train_oracle(config, inputs, folder / "oracle")
+    figures = stages.train_branch_parallel(config, inputs, folder / "branch_parallel")
+    parity = measure(folder / "oracle", folder / "branch_parallel")
+    print(f"loss {parity.max_loss:.2g} gradient {parity.max_gradient:.2g} adapter {parity.adapter:.2g}")
+    assert parity.unequal == []
+    assert parity.gradient_steps >= min(5, len(parity.steps))
+    assert parity.max_loss <= 1e-6
+    assert parity.max_score <= 2e-6
+    assert parity.max_gradient is not None and parity.max_gradient <= 1e-5
+    assert parity.adapter <= 1e-5
+    return figures
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path

@@ -1,0 +1,99 @@
+"""Branch-Parallel SimPO: the chosen and the rejected completion of a pair on a worker each.
+
+    L = f(s_c, s_r), and s_c needs only the chosen branch, s_r only the rejected one. Each worker computes its own score
+    with a graph, gets the other's as a number, and computes the same L with TRL's own code. Its backward gives
+    ∂L/∂s_own · ∂s_own/∂θ, and the SUM over the two workers is ∂L/∂θ.
+
+Three things are new against TRL: the branch forward, the exchange of scores, and the sum of gradients (in PairTrainer,
+for it is the same for any mesh). Logits exist only at positions that predict a completion token that counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from trl.trainer.utils import selective_log_softmax
+
+from traceforge_core.training.pairs import IGNORED
+from traceforge_core.training.preference import PairTrainer
+
+BRANCHES = ("chosen", "rejected")
+
+
+class BranchParallelTrainer(PairTrainer):
+    """PairTrainer whose worker computes one branch of every pair.
+
+    To compute a branch in another way (tiled layers, log-probs straight from hidden states), override `branch_scores`.
+    To compute both branches on one worker (a shared prefix), inherit from PairTrainer and override
+    `concatenated_forward` instead; with replicas each worker then computes whole pairs.
+    """
+
+    # Unsloth ignores a tensor of positions (full logits come back) but takes a number of last positions.
+    keeps_tail = False
+
+    def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> Any:
+        branch = self.mesh.branch
+        scores, nll = self.branch_scores(model, batch, BRANCHES[branch])
+        self.beat(f"waiting at step {self.state.global_step + 1} for the other branch's score")
+        message = torch.cat([scores.detach(), nll.detach()[None]]).double().cpu()
+        both = self.mesh.exchange(message).to(scores)
+        chosen = scores if branch == 0 else both[0, :-1]
+        rejected = scores if branch == 1 else both[1, :-1]
+        self.require_finite_scores(batch, chosen, rejected)
+        no_logits = torch.zeros(1, device=scores.device)
+        return chosen, rejected, no_logits, no_logits, nll if branch == 0 else both[0, -1]
+
+    def branch_scores(self, model: Any, batch: dict[str, Any], branch: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The score ā of each completion of a branch, (pairs,), and the mean NLL of all its tokens that count, a scalar
+        (0 where it is not needed). Both with a graph, in at least float32."""
+        log_probs, counted = completion_log_probs(
+            model,
+            batch[f"{branch}_input_ids"],
+            batch[f"{branch}_attention_mask"],
+            batch[f"{branch}_labels"],
+            keeps_tail=self.keeps_tail,
+        )
+        return scores_and_nll(log_probs, counted, with_nll=branch == "chosen" and self.cpo_alpha > 0)
+
+
+def scores_and_nll(
+    log_probs: torch.Tensor, counted: torch.Tensor, *, with_nll: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From log-probs (rows, kept) and which of them count: the mean a row, (rows,), and the NLL over all rows' tokens
+    together (TRL's cross entropy over the batch), a scalar, 0 without `with_nll`."""
+    summed = (log_probs * counted).sum(-1)
+    scores = summed / counted.sum(-1)
+    nll = -summed.sum() / counted.sum() if with_nll else torch.zeros((), dtype=scores.dtype, device=scores.device)
+    return scores, nll
+
+
+def completion_log_probs(
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    keeps_tail: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the labelled tokens, from logits at their positions only.
+
+    input_ids, attention_mask, labels: (rows, length), padded on either side; labels are -100 where a token does not
+    count. Kept are the positions whose next token counts in any row: (rows, kept) log-probs in float32 or wider, and
+    (rows, kept) bool, which of them count in that row. `keeps_tail`: ask for the last positions instead of for those
+    positions.
+    """
+    targets = labels[:, 1:]
+    positions = (targets != IGNORED).any(0).nonzero().flatten()
+    length = input_ids.shape[1]
+    tail = length - int(positions[0])
+    logits = model(
+        input_ids, attention_mask=attention_mask, use_cache=False, logits_to_keep=tail if keeps_tail else positions
+    ).logits
+    if logits.shape[1] != len(positions):  # the tail, or everything, came back
+        logits = logits[:, positions - (length - logits.shape[1])]
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    targets = targets[:, positions]
+    counted = targets != IGNORED
+    return selective_log_softmax(logits, targets.masked_fill(~counted, 0)), counted

@@ -1,0 +1,73 @@
+"""What a worker is to do, as one JSON file that the launcher (or torchrun, on several hosts) hands to every worker.
+
+job = Job(kind="oracle", trainer=..., config=config, ...)
+job.write(out_dir / "job.json")
+job = Job.read(out_dir / "job.json")
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from traceforge_core.config import PreferenceConfig, RunConfig, SftConfig, validate_config
+from traceforge_core.runs import write_json
+
+Kind = Literal["sft", "oracle", "branch_parallel", "shared_prefix"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training stage, as every one of its workers sees it.
+
+    trainer: `module:Class` of the trainer. data, held_out: Parquet files (contract of the datasets stage); held_out is
+    None where nothing is evaluated. adapter: folder of the adapter to go on from, None for a fresh one. branches: 2
+    where chosen and rejected have a worker each, else 1. replicas: of the data; there are branches × replicas workers.
+    device: "cpu" or "cuda". backend: "transformers" or "unsloth". transport: what carries gradients ("gloo", "nccl").
+    """
+
+    kind: Kind
+    trainer: str
+    config: RunConfig
+    model_dir: Path
+    data: Path
+    out_dir: Path
+    held_out: Path | None = None
+    adapter: Path | None = None
+    branches: int = 1
+    replicas: int = 1
+    device: str = "cpu"
+    backend: str = "transformers"
+    transport: str = "gloo"
+
+    @property
+    def workers(self) -> int:
+        return self.branches * self.replicas
+
+    @property
+    def section(self) -> SftConfig | PreferenceConfig:
+        """The training section of the configuration that this job follows."""
+        return self.config.sft if self.kind == "sft" else self.config.preference
+
+    def describe(self, rank: int) -> str:
+        """What a worker is, for messages: "worker 1 of 2 (rejected)"."""
+        if self.branches == 1:
+            part = f"replica {rank}" if self.replicas > 1 else self.kind
+        else:
+            part = ("chosen", "rejected")[rank % 2] + (f", replica {rank // 2}" if self.replicas > 1 else "")
+        return f"worker {rank} of {self.workers} ({part})"
+
+    def write(self, path: Path) -> None:
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        fields["config"] = self.config.model_dump(mode="json")
+        write_json(path, fields)
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields["config"] = validate_config(fields["config"])
+        for name in ("model_dir", "data", "out_dir", "held_out", "adapter"):
+            fields[name] = Path(fields[name]) if fields[name] is not None else None
+        return cls(**fields)

@@ -1,0 +1,316 @@
+"""Starts the workers of a training stage as child processes, watches them, and leaves none behind.
+
+    launch(job, seats(job, share_gpu=False), on_line=print_line)
+
+Call it from the main thread (of the process, or of the Prefect task): workers end when the thread that started them
+does. Each worker is `python -m traceforge_core.training.worker JOB.json` with one GPU (or none) to see, its own log
+`<out_dir>/logs/rank<N>.log`, and a rendezvous through a file, so that no port can be taken. Workers stay in the
+launcher's process group, so that signals meant for the whole group reach them.
+
+Whatever ends the watch (a worker's error, its silence, Ctrl-C, a cancellation, a STOP file) ends every worker: SIGTERM,
+after 5 s SIGKILL. If the launcher itself is killed the kernel kills the workers (PR_SET_PDEATHSIG, set by each worker).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import importlib.util
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.training.job import Job
+
+logger = logging.getLogger(__name__)
+
+OnLine = Callable[[int, str], None]
+TERMINATE_SECONDS = 5.0
+POLL_SECONDS = 0.05
+SETTLE_SECONDS = 1.0  # after the first end with an error: time for others to end by themselves, to find who was first
+TAIL_LINES = 25
+# Names that make accelerate believe it is being launched by torchrun: it would then wrap every model in DDP.
+LAUNCHER_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class WorkerError(TraceForgeError):
+    """A worker ended badly. `rank`: which. `signal`: the signal's name where one ended it, else None (a retry makes no
+    sense then: somebody wanted it ended, or memory ran out)."""
+
+    def __init__(self, message: str, rank: int, signal_name: str | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.signal = signal_name
+
+
+@dataclass(slots=True)
+class _Worker:
+    rank: int
+    process: subprocess.Popen[str]
+    log: Path
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    pump: threading.Thread | None = None
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES would name them. Starts no CUDA context.
+
+    Empty where there is none, or where the installed torch was built without CUDA.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        gpus = []
+        for name in (part.strip() for part in named.split(",")):
+            if not name or name == "-1":  # CUDA itself stops reading there
+                break
+            gpus.append(name)
+    else:
+        gpus = [str(index) for index in range(_gpu_count())]
+    if gpus and _torch_lacks_cuda():
+        logger.warning("There are %d GPUs, but the installed torch was built without CUDA: using the CPU.", len(gpus))
+        return []
+    return gpus
+
+
+def _gpu_count() -> int:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no driver, no library: whatever NVML says, there is no GPU to use
+        return 0
+    try:
+        return pynvml.nvmlDeviceGetCount()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _torch_lacks_cuda() -> bool:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return True
+    with contextlib.suppress(OSError):
+        return "cuda: Optional[str] = None" in Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    return False
+
+
+def seats(job: Job, *, share_gpu: bool = False) -> list[str]:
+    """The GPU of each worker by rank ("" for the CPU). Raises TraceForgeError where there are too few."""
+    if job.device == "cpu":
+        return [""] * job.workers
+    gpus = visible_gpus()
+    if len(gpus) >= job.workers:
+        return gpus[: job.workers]
+    if share_gpu and gpus:
+        return [gpus[rank % len(gpus)] for rank in range(job.workers)]
+    raise TraceForgeError(
+        f"{job.kind} needs {job.workers} GPUs, one a worker, and {len(gpus)} can be used here "
+        f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). Use a machine with more, set "
+        "preference.strategy to shared_prefix (one GPU does both branches), set preference.share_gpu to true (slow, "
+        "for trying things out), or set model.device to cpu."
+    )
+
+
+def launch(
+    job: Job,
+    gpus: Sequence[str],
+    *,
+    on_line: OnLine | None = None,
+    stop_file: Path | None = None,
+) -> None:
+    """Run a job to its end. `on_line(rank, line)` gets every line of output (default: this module's logger).
+
+    Raises WorkerError naming the worker, how it ended and the last lines of its log; TraceForgeError where `stop_file`
+    appears. Anything raised in here (Ctrl-C, Prefect's cancellation) passes through after the workers have ended.
+    """
+    job.out_dir.mkdir(parents=True, exist_ok=True)
+    (job.out_dir / "logs").mkdir(exist_ok=True)
+    job_file = job.out_dir / "job.json"
+    job.write(job_file)
+    workers: list[_Worker] = []
+    with tempfile.TemporaryDirectory(prefix="traceforge-", ignore_cleanup_errors=True) as scratch:
+        try:
+            for rank, gpu in enumerate(gpus):
+                env = _environment(job, rank, gpu, Path(scratch))
+                workers.append(_start(job, rank, job_file, env, on_line or _log_line))
+            _watch(job, workers, Path(scratch), stop_file)
+        finally:
+            _end_all(workers)
+
+
+def _environment(job: Job, rank: int, gpu: str, scratch: Path) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if name not in LAUNCHER_NAMES}
+    package_root = str(Path(__file__).parents[2])
+    env.update(
+        TRACEFORGE_RANK=str(rank),
+        TRACEFORGE_SCRATCH=str(scratch),
+        TRACEFORGE_PARENT=str(os.getpid()),
+        CUDA_VISIBLE_DEVICES=gpu,
+        PYTHONPATH=os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH")))),
+        PYTHONUNBUFFERED="1",
+        TOKENIZERS_PARALLELISM="false",
+        HF_HUB_DISABLE_TELEMETRY="1",
+        TRL_EXPERIMENTAL_SILENCE="1",
+        CUDA_DEVICE_ORDER="PCI_BUS_ID",  # GPU 0 here is GPU 0 of nvidia-smi
+    )
+    if job.workers > 1:
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: its name may resolve to an address that is not there
+    if job.device == "cpu":
+        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // job.workers)))
+    return env
+
+
+def _start(job: Job, rank: int, job_file: Path, env: dict[str, str], on_line: OnLine) -> _Worker:
+    # -P: a folder named datasets or tasks in the working directory must not hide the library of that name.
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "traceforge_core.training.worker", str(job_file)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    worker = _Worker(rank, process, job.out_dir / "logs" / f"rank{rank}.log")
+    # The thread runs in a copy of this context: loggers bound to a task's context (Prefect's) work there too.
+    context = contextvars.copy_context()
+    worker.pump = threading.Thread(target=context.run, args=(_pump, worker, on_line), daemon=True)
+    worker.pump.start()
+    return worker
+
+
+def _pump(worker: _Worker, on_line: OnLine) -> None:
+    stream: IO[str] | None = worker.process.stdout
+    assert stream is not None
+    with worker.log.open("a", encoding="utf-8") as log, stream:
+        for line in stream:
+            log.write(line)
+            log.flush()
+            if text := line.rstrip():
+                worker.tail.append(text)
+                on_line(worker.rank, text)
+
+
+def _log_line(rank: int, line: str) -> None:
+    logger.info("[%d] %s", rank, line)
+
+
+def _watch(job: Job, workers: list[_Worker], scratch: Path, stop_file: Path | None) -> None:
+    started = time.monotonic()
+    next_slow_check = started
+    while True:
+        codes = [worker.process.poll() for worker in workers]
+        if all(code == 0 for code in codes):
+            return
+        if any(code not in (None, 0) for code in codes):
+            raise _worker_error(job, workers, scratch)
+        now = time.monotonic()
+        if now >= next_slow_check:
+            next_slow_check = now + 1.0
+            if stop_file is not None and stop_file.exists():
+                raise TraceForgeError(
+                    f"Stopped, because {stop_file} is there. Remove it and run the stage again: it goes on from its "
+                    "last checkpoint."
+                )
+            _check_progress(job, workers, scratch, now - started)
+        time.sleep(POLL_SECONDS)
+
+
+def _check_progress(job: Job, workers: list[_Worker], scratch: Path, elapsed: float) -> None:
+    """Raise where a worker has shown no sign of life for too long. Those waiting for another are not to blame."""
+    limit = job.section.hang_seconds
+    if elapsed < limit:
+        return
+    silent: list[tuple[bool, _Worker, str, float]] = []
+    for worker in workers:
+        beat = scratch / f"beat{worker.rank}"
+        try:
+            age, doing = time.time() - beat.stat().st_mtime, beat.read_text(encoding="utf-8")
+        except OSError:
+            age, doing = elapsed, "starting"
+        if age > limit and worker.process.poll() is None:
+            silent.append((doing.startswith("waiting"), worker, doing, age))
+    if silent:
+        _, worker, doing, age = min(silent, key=lambda found: (found[0], -found[3]))
+        raise WorkerError(
+            f"{job.kind}: {job.describe(worker.rank)} showed no progress for {age:.0f} s (it was {doing}) and was "
+            f"ended. If a step really takes so long, raise hang_seconds (now {limit}).\n{_log_end(worker)}",
+            worker.rank,
+        )
+
+
+def _worker_error(job: Job, workers: list[_Worker], scratch: Path) -> WorkerError:
+    """The error of the worker that failed first: not of those that only lost their peer."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < deadline and any(worker.process.poll() is None for worker in workers):
+        time.sleep(POLL_SECONDS)
+    ended = [worker for worker in workers if worker.process.poll() not in (None, 0)]
+    reports = {worker.rank: _read_report(scratch, worker.rank) for worker in ended}
+
+    def blame(worker: _Worker) -> tuple[int, float]:
+        report = reports[worker.rank]
+        if report.get("lost_peer"):
+            return (2, report["time"])
+        return (1, report["time"]) if report else (0, 0.0)  # no report at all: killed, or crashed below Python
+
+    worker = min(ended, key=blame)
+    for thread in (worker.pump for worker in ended):
+        if thread is not None:
+            thread.join(timeout=1.0)  # the last lines of the log are the ones that matter
+    code, report = worker.process.returncode, reports[worker.rank]
+    who = f"{job.kind}: {job.describe(worker.rank)}"
+    if report.get("for_people"):
+        return WorkerError(f"{who}: {report['message']}\nIts log: {worker.log}", worker.rank)
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " Often that means the machine ran out of memory." if code == -signal.SIGKILL else ""
+        return WorkerError(f"{who} was ended by {name}.{hint}\n{_log_end(worker)}", worker.rank, name)
+    what = f": {report['message']}" if report else ""
+    return WorkerError(f"{who} ended with exit status {code}{what}\n{_log_end(worker)}", worker.rank)
+
+
+def _read_report(scratch: Path, rank: int) -> dict:
+    try:
+        return json.loads((scratch / f"error{rank}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _log_end(worker: _Worker) -> str:
+    lines = "\n".join(f"    {line}" for line in worker.tail)
+    return (
+        f"Last lines of its log ({worker.log}):\n{lines}" if lines else f"It wrote nothing to its log ({worker.log})."
+    )
+
+
+def _end_all(workers: list[_Worker]) -> None:
+    """SIGTERM, and SIGKILL for those that are still there after 5 s (or at once, on a second Ctrl-C)."""
+    running = [worker.process for worker in workers if worker.process.poll() is None]
+    try:
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+        for process in running:
+            process.wait()
+        for worker in workers:
+            if worker.pump is not None:
+                worker.pump.join(timeout=2.0)

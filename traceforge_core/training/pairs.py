@@ -1,0 +1,94 @@
+"""A Parquet file of preference pairs as the dataset that TRL's CPOTrainer trains on: tokens, not text.
+
+The datasets stage has rendered and tokenised every pair once; every strategy sees exactly those tokens. TRL would
+tokenise again (and get a Qwen3 completion's end, its tools and its earlier reasoning wrong), so it is given this
+dataset, whose `map` does nothing, instead of one of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from traceforge_core.errors import TraceForgeError
+
+COLUMNS = ["pair_id", "prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask"]
+IGNORED = -100
+
+
+class PairDataset(torch.utils.data.Dataset):
+    """Pairs by index, in the columns of TRL's `DPODataCollatorWithPadding`.
+
+    An item has `pair_id` and, for chosen and rejected, `<branch>_input_ids` (prompt + completion),
+    `<branch>_attention_mask` (ones) and `<branch>_labels` (-100 on the prompt and on every completion token that must
+    not count, such as an observation in the middle), each a list of int; and `prompt_input_ids`,
+    `prompt_attention_mask`. Raises TraceForgeError where the file is empty or a branch has no token that counts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._table: pa.Table = pq.read_table(path, columns=COLUMNS)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise TraceForgeError(f"Cannot read the preference pairs in {path}: {error}") from None
+        if self._table.num_rows == 0:
+            raise TraceForgeError(
+                f"There are no preference pairs in {path}. The report of the datasets stage says why; more runs a "
+                "case, another miner or a greater datasets.preference.max_length may give some."
+            )
+        for index in range(self._table.num_rows):
+            for branch in ("chosen", "rejected"):
+                counted = sum(self._table.column(f"{branch}_mask")[index].as_py())
+                if counted == 0:  # its score would be 0/0, and every weight NaN after one step
+                    pair = self._table.column("pair_id")[index].as_py()
+                    raise TraceForgeError(
+                        f"Pair {pair} in {path}: no token of its {branch} completion counts in the score. "
+                        "Build the datasets again."
+                    )
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = {name: self._table.column(name)[index].as_py() for name in COLUMNS}
+        prompt = row["prompt_ids"]
+        item: dict[str, Any] = {
+            "pair_id": row["pair_id"],
+            "prompt_input_ids": prompt,
+            "prompt_attention_mask": [1] * len(prompt),
+        }
+        for branch in ("chosen", "rejected"):
+            ids, mask = row[f"{branch}_ids"], row[f"{branch}_mask"]
+            item[f"{branch}_input_ids"] = prompt + ids
+            item[f"{branch}_attention_mask"] = [1] * (len(prompt) + len(ids))
+            item[f"{branch}_labels"] = [IGNORED] * len(prompt) + [
+                token if counts else IGNORED for token, counts in zip(ids, mask, strict=True)
+            ]
+        return item
+
+    def map(self, function: Callable[..., Any], **options: Any) -> PairDataset:
+        """Itself: CPOTrainer's constructor maps its tokenisation over the dataset, which is done already."""
+        return self
+
+    def fingerprint(self) -> str:
+        """Hash of every pair's tokens, masks and id, in order."""
+        digest = hashlib.sha256()
+        for name in COLUMNS:
+            digest.update(name.encode())
+            for value in self._table.column(name):
+                digest.update(repr(value.as_py()).encode())
+        return digest.hexdigest()
+
+    def longest(self) -> int:
+        """Tokens of the longest branch."""
+        lengths = {name: self._table.column(name) for name in ("prompt_ids", "chosen_ids", "rejected_ids")}
+        return max(
+            len(lengths["prompt_ids"][index])
+            + max(len(lengths["chosen_ids"][index]), len(lengths["rejected_ids"][index]))
+            for index in range(len(self))
+        )

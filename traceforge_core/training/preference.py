@@ -1,0 +1,257 @@
+"""Preference training: the oracle, what it shares with every other strategy, and a worker's way through a stage.
+
+`PairTrainer` is TRL's CPOTrainer (`loss_type="simpo"`) on pairs that are tokens already. Its forward, its log-probs and
+its loss are TRL's own, so it is the oracle. The other strategies inherit from it and compute the same function
+in another way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import PrinterCallback
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.modeling.adapters import hash_adapter, save_adapter
+from traceforge_core.modeling.loading import load_model
+from traceforge_core.runs import installed_versions, write_json
+from traceforge_core.training.agreement import fingerprints, require_agreement
+from traceforge_core.training.arguments import shared_arguments
+from traceforge_core.training.job import Job
+from traceforge_core.training.mesh import Mesh
+from traceforge_core.training.pairs import PairDataset
+from traceforge_core.training.recorded import Recorded, StepTally, gradient_norm, peak_memory_mib
+from traceforge_core.training.records import truncate_records
+
+logger = logging.getLogger(__name__)
+
+
+class PairTrainer(Recorded, CPOTrainer):
+    """The oracle: TRL's CPOTrainer, made to record. Subclasses override `concatenated_forward` and nothing else.
+
+    A subclass's `concatenated_forward(model, batch)` returns what TRL's does: the scores of the chosen and of the
+    rejected completions, each (pairs,), two tensors in place of logits (unused), and the NLL of the chosen completions
+    (a scalar; 0 where `cpo_alpha` is 0). Where it computes only a part, the rest must come as constants: this worker's
+    backward then gives this worker's share, and shares are summed over the mesh once an optimizer step.
+
+    With D replicas each one goes through all micro-batches of a step (D × gradient_accumulation) and computes every
+    D-th, so that steps, loss scale and the data's order are those of one replica, whatever D is.
+    """
+
+    mesh: Mesh = Mesh()
+
+    def computes(self, micro_batch: int) -> bool:
+        return micro_batch % self.mesh.replicas == self.mesh.replica
+
+    def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> Any:
+        outputs = super().concatenated_forward(model, batch)
+        self.require_finite_scores(batch, outputs[0], outputs[1])
+        return outputs
+
+    def require_finite_scores(self, batch: dict[str, Any], chosen: torch.Tensor, rejected: torch.Tensor) -> None:
+        """Raises TraceForgeError naming the pairs whose score is NaN or inf. Every branch sees both scores, so every
+        branch of the replica raises at the same step."""
+        finite = torch.isfinite(chosen.detach()) & torch.isfinite(rejected.detach())
+        if not bool(finite.all()):
+            names = [name for name, fine in zip(batch["pair_id"], finite.tolist(), strict=True) if not fine]
+            raise TraceForgeError(
+                f"The score of pair {', '.join(names)} is NaN or inf at step {self.state.global_step + 1}. No weight "
+                "was changed by it. Look at that pair, lower the learning rate, or try float32."
+            )
+
+    def get_batch_loss_metrics(
+        self, model: Any, batch: dict[str, Any], train_eval: Literal["train", "eval"] = "train"
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
+        # TRL averages logits over padding: a figure that depends on the batch's shape, and that only the oracle has.
+        metrics = {name: value for name, value in metrics.items() if "logits/" not in name}
+        if train_eval == "train" and self.tally is not None:
+            pairs = len(batch["pair_id"])
+            self.tally.pairs += pairs
+            self.tally.score_chosen += pairs * metrics["logps/chosen"]
+            self.tally.score_rejected += pairs * metrics["logps/rejected"]
+            self.tally.correct += pairs * metrics["rewards/accuracies"]
+            self.beat(f"in the backward of step {self.state.global_step + 1}")
+        return loss, metrics
+
+    def finish_gradients(self, tally: StepTally) -> float:
+        """Sum the gradients over the mesh, check them, and bring the step's figures together. One message for the
+        gradients, one for the figures."""
+        mesh, parameters = self.mesh, self.trained_parameters()
+        mesh.sum_gradients(parameters)
+        finite = math.isfinite(tally.loss) and math.isfinite(gradient_norm(parameters))
+        first = mesh.branch == 0  # the branches of a replica know the same scores: count them once
+        sums = (tally.loss, tally.pairs, tally.score_chosen, tally.score_rejected, tally.correct)
+        own = [value if first else 0.0 for value in sums]
+        own += [
+            mesh.score_seconds,
+            mesh.gradient_seconds,
+            peak_memory_mib(),
+            tally.first_bad,
+            float(finite),
+            self.trace(),
+        ]
+        rows = mesh.gather(own)
+        mesh.score_seconds = mesh.gradient_seconds = 0.0
+        columns = list(zip(*rows, strict=True))
+        if not all(columns[9]):
+            bad = [int(value) for value in columns[8] if value >= 0]
+            self.raise_not_finite(tally, min(bad) if bad else -1)
+        self._require_equal_weights(columns[10])
+        lacking = sum(columns[0]) - tally.loss
+        tally.loss, pairs, tally.score_chosen, tally.score_rejected, tally.correct = (sum(columns[i]) for i in range(5))
+        tally.pairs = int(pairs)
+        # The last to arrive waits for nobody: its time is the exchange itself, the others' has their waiting in it.
+        tally.exchange_seconds = min(columns[5]) + min(columns[6])
+        tally.peak_memory_mib = max(columns[7])
+        self.save_gradients()
+        return lacking
+
+    def trace(self) -> float:
+        """One number that moves when any trained weight moves: their sum with alternating signs."""
+        if self.mesh.size == 1:
+            return 0.0
+        weights = [parameter.detach().reshape(-1).double() for parameter in self.trained_parameters()]
+        return float(sum(weight[::2].sum() - weight[1::2].sum() for weight in weights))
+
+    def _require_equal_weights(self, traces: tuple[float, ...]) -> None:
+        size = math.sqrt(sum(float(p.detach().double().square().sum()) for p in self.trained_parameters()))
+        if self.mesh.size > 1 and max(traces) - min(traces) > 1e-5 * size:
+            raise TraceForgeError(
+                f"The adapters of the workers have drifted apart by step {self.state.global_step + 1} (checks "
+                f"{', '.join(f'{trace:.9g}' for trace in traces)}): some gradient was not summed. Please report this."
+            )
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None):
+        return super().prediction_step(model, inputs, True, ignore_keys)
+
+
+def preference_arguments(job: Job, rank: int) -> CPOConfig:
+    """TRL's arguments for this job. Every strategy gets the same; only rank 0 saves and reports."""
+    section = job.config.preference
+    return CPOConfig(
+        **shared_arguments(job, rank),
+        loss_type="simpo",
+        beta=section.beta,
+        simpo_gamma=section.simpo_gamma,
+        cpo_alpha=section.cpo_alpha,
+        label_smoothing=section.label_smoothing,
+        disable_dropout=True,
+        max_length=job.config.datasets.preference.max_length,  # unused: pairs are tokens of the right length already
+        remove_unused_columns=False,
+    )
+
+
+def train(job: Job, mesh: Mesh, trainer_class: type[PairTrainer], beat: Callable[[str], None]) -> None:
+    """A worker's way through a preference stage: load, agree, train (from the last checkpoint), save."""
+    pairs = PairDataset(job.data)
+    held_out = PairDataset(job.held_out) if job.held_out is not None else None
+    beat("loading the model")
+    model, tokenizer = load_model(
+        job.model_dir,
+        job.config.model,
+        device=job.device,
+        backend=job.backend,
+        max_length=max(pairs.longest(), held_out.longest() if held_out else 0),
+        adapter=job.adapter,
+        seed=job.section.seed,
+        gradient_checkpointing=job.section.gradient_checkpointing,
+    )
+    trainer = trainer_class(
+        model=model,
+        args=preference_arguments(job, mesh.rank),
+        train_dataset=pairs,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+    )
+    trainer.remove_callback(PrinterCallback)
+    if trainer.aux_loss_enabled:
+        raise TraceForgeError(
+            "This model adds a router loss over all tokens of both branches (output_router_logits), which does not "
+            "fall into a part a branch. Set output_router_logits to false in its config.json."
+        )
+    trainer.mesh = mesh
+    trainer.record_into(
+        job.out_dir,
+        writes=mesh.rank == 0,
+        saved_gradient_steps=job.config.comparison.gradient_steps,
+        beat=beat,
+    )
+    beat("waiting for the other workers to have loaded the model")
+    mesh.broadcast(trainer.trained_parameters())
+    start = fingerprints(trainer, job)
+    require_agreement(mesh, start, job)
+    checkpoint = agree_on_checkpoint(job, mesh)
+    before = evaluate(trainer, beat) if held_out and checkpoint is None else None
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    after = evaluate(trainer, beat) if held_out else None
+    if mesh.rank == 0:
+        save_adapter(trainer.model, job.out_dir / "adapter")
+        write_training(job, trainer, start, checkpoint, {"before": before, "after": after} if held_out else None)
+    beat("waiting for rank 0 to save the adapter")
+    mesh.gather([0.0])
+
+
+def evaluate(trainer: Any, beat: Callable[[str], None]) -> dict[str, float]:
+    """Loss, accuracy and margin on the held-out pairs, as TRL computes them."""
+    beat("evaluating")
+    metrics = trainer.evaluate()
+    return {name.removeprefix("eval_"): value for name, value in metrics.items() if isinstance(value, float)}
+
+
+def agree_on_checkpoint(job: Job, mesh: Mesh) -> Path | None:
+    """The checkpoint that all workers go on from (rank 0's choice), with the step log cut back to it; None to start."""
+    found = last_checkpoint(job.out_dir / "checkpoints")
+    chosen = mesh.gather_objects(found.name if found else None)[0]
+    checkpoint = job.out_dir / "checkpoints" / chosen if chosen else None
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise TraceForgeError(
+            f"Rank 0 goes on from {checkpoint}, which this host does not see. The run folder must lie on a file "
+            "system that all hosts share."
+        )
+    if mesh.rank == 0:
+        step = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+        truncate_records(job.out_dir / "metrics.jsonl", step)
+        if checkpoint:
+            logger.info("Going on from the checkpoint of step %d.", step)
+    return checkpoint
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint in the folder. Only whole ones have their name."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    return found[-1] if found else None
+
+
+def write_training(
+    job: Job, trainer: Any, start: dict[str, str], checkpoint: Path | None, held_out: dict[str, Any] | None
+) -> None:
+    """`training.json`: what this stage started from and ran on, for the comparison and for people."""
+    write_json(
+        job.out_dir / "training.json",
+        {
+            "kind": job.kind,
+            "start": start,
+            "end": {"adapter": hash_adapter(job.out_dir / "adapter")},
+            "dtype": job.config.model.dtype,
+            "quantization": job.config.model.quantization,
+            "device": job.device,
+            "device_name": torch.cuda.get_device_name() if job.device == "cuda" else "cpu",
+            "backend": job.backend,
+            "workers": job.workers,
+            "branches": job.branches,
+            "replicas": job.replicas,
+            "transport": job.transport if job.workers > 1 else None,
+            "resumed_from": checkpoint.name if checkpoint else None,
+            "steps": trainer.state.global_step,
+            "held_out": held_out,
+            "versions": json.loads(json.dumps(installed_versions())),
+        },
+    )

@@ -1,0 +1,186 @@
+"""The training stages: each a job for the launcher, and the figures of what its workers left behind.
+
+Stage functions as `traceforge_core.stages` calls them. Nothing here imports torch: models live in the workers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from traceforge_core.config import ModelConfig, RunConfig
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.training.job import Job, Kind
+from traceforge_core.training.launch import OnLine, launch, seats, visible_gpus
+from traceforge_core.training.records import read_records
+
+logger = logging.getLogger(__name__)
+
+TRAINERS: dict[Kind, str] = {
+    "sft": "traceforge_core.training.sft:SftTrainer",
+    "oracle": "traceforge_core.training.preference:PairTrainer",
+    "branch_parallel": "traceforge_core.training.branch_parallel:BranchParallelTrainer",
+    "shared_prefix": "traceforge_core.training.shared_prefix:SharedPrefixTrainer",
+}
+
+
+def train_sft(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
+    """SFT on one worker. Leaves adapter/, metrics.jsonl, training.json, logs/."""
+    return run_job(sft_job(config, inputs, out_dir))
+
+
+def train_oracle(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
+    """SimPO with TRL's own CPOTrainer on one worker."""
+    return run_job(preference_job("oracle", config, inputs, out_dir))
+
+
+def train_branch_parallel(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
+    """SimPO with a worker a branch, two for each replica."""
+    return run_job(preference_job("branch_parallel", config, inputs, out_dir))
+
+
+def train_shared_prefix(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
+    """SimPO with both branches in one sequence, one worker for each replica."""
+    return run_job(preference_job("shared_prefix", config, inputs, out_dir))
+
+
+def sft_job(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Job:
+    """The job of the SFT stage. Raises TraceForgeError where device or backend cannot be had."""
+    device = resolve_device(config.model)
+    samples = inputs["datasets"] / "sft"
+    return Job(
+        kind="sft",
+        trainer=TRAINERS["sft"],
+        config=config,
+        model_dir=inputs["model"],
+        data=samples / "train.parquet",
+        held_out=_held_out(config.sft.evaluate, samples),
+        out_dir=out_dir,
+        device=device,
+        backend=resolve_backend(config.model, device),
+    )
+
+
+def preference_job(kind: Kind, config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Job:
+    """The job of a preference stage: the same but for the trainer and the workers, whatever the strategy."""
+    device = resolve_device(config.model)
+    pairs = inputs["datasets"] / "preference"
+    replicas = 1 if kind == "oracle" else config.preference.replicas
+    branches = 2 if kind == "branch_parallel" else 1
+    return Job(
+        kind=kind,
+        trainer=TRAINERS[kind],
+        config=config,
+        model_dir=inputs["model"],
+        data=pairs / "train.parquet",
+        held_out=_held_out(config.preference.evaluate, pairs),
+        out_dir=out_dir,
+        adapter=inputs["sft"] / "adapter" if "sft" in inputs else None,
+        branches=branches,
+        replicas=replicas,
+        device=device,
+        backend="transformers" if kind == "oracle" else resolve_backend(config.model, device),
+        transport=resolve_transport(config, device, branches * replicas),
+    )
+
+
+def run_job(job: Job, on_line: OnLine | None = None) -> dict[str, Any]:
+    """Launch a job, wait for its end, tidy up, and say what came out."""
+    gpus = seats(job, share_gpu=job.config.preference.share_gpu)
+    launch(job, gpus, on_line=on_line, stop_file=_stop_file(job.out_dir))
+    shutil.rmtree(job.out_dir / "checkpoints", ignore_errors=True)
+    return figures(job)
+
+
+def figures(job: Job) -> dict[str, Any]:
+    """The numbers worth showing of a finished job."""
+    records = read_records(job.out_dir / "metrics.jsonl")
+    training = json.loads((job.out_dir / "training.json").read_text(encoding="utf-8"))
+    seconds = [record.seconds for record in records if record.seconds is not None]
+    result: dict[str, Any] = {
+        "steps": len(records),
+        "first_loss": records[0].loss,
+        "last_loss": records[-1].loss,
+        "tokens": sum(record.tokens or 0 for record in records),
+        "seconds_per_step": sum(seconds) / len(seconds),
+        "exchange_seconds_per_step": sum(record.exchange_seconds for record in records) / len(records),
+        "peak_memory_mib": max(record.peak_memory_mib or 0.0 for record in records),
+        "workers": job.workers,
+        "device": training["device_name"],
+        "backend": job.backend,
+    }
+    if job.kind != "sft":
+        result["last_margin"] = records[-1].margin
+    if job.workers > 1:
+        result["transport"] = job.transport
+    if training["held_out"]:
+        result["held_out"] = training["held_out"]
+    return result
+
+
+def resolve_device(model: ModelConfig) -> str:
+    """ "cpu" or "cuda". Raises TraceForgeError where a GPU is asked for and there is none."""
+    if model.device == "cpu":
+        device = "cpu"
+    else:
+        gpus = visible_gpus()
+        if model.device == "cuda" and not gpus:
+            raise TraceForgeError(
+                "model.device is cuda, but no GPU can be used here (no NVIDIA driver, CUDA_VISIBLE_DEVICES hides it, "
+                "or the installed torch has no CUDA). Set model.device to cpu or auto."
+            )
+        device = "cuda" if gpus else "cpu"
+    if model.quantization == "nf4" and device == "cpu":
+        raise TraceForgeError("model.quantization nf4 needs a CUDA GPU, and none can be used here. Set it to none.")
+    return device
+
+
+def resolve_backend(model: ModelConfig, device: str) -> str:
+    """ "transformers" or "unsloth". Raises TraceForgeError where Unsloth is asked for and cannot work."""
+    installed = importlib.util.find_spec("unsloth") is not None
+    if model.backend == "unsloth":
+        if not installed:
+            raise TraceForgeError(
+                "model.backend is unsloth, which is not installed. Install it (pip install 'traceforge-core[unsloth]') "
+                "or set model.backend to transformers."
+            )
+        if device == "cpu":
+            raise TraceForgeError("model.backend unsloth needs a CUDA GPU. Set model.backend to transformers.")
+        return "unsloth"
+    if model.backend == "auto" and device == "cuda" and installed:
+        return "unsloth"
+    return "transformers"
+
+
+def resolve_transport(config: RunConfig, device: str, workers: int) -> str:
+    """ "nccl" where every worker has a GPU of its own, else "gloo". Logged with its reason."""
+    wanted = config.preference.transport
+    own_gpus = device == "cuda" and len(visible_gpus()) >= workers
+    if wanted == "nccl" and not own_gpus:
+        raise TraceForgeError(
+            "preference.transport is nccl, which needs a GPU of its own for every worker. Set it to auto or gloo."
+        )
+    transport = wanted if wanted != "auto" else ("nccl" if own_gpus else "gloo")
+    if workers > 1:
+        why = "as configured" if wanted != "auto" else ("a GPU each" if own_gpus else "no GPU each")
+        logger.info("Gradients travel over %s (%s).", transport, why)
+    return transport
+
+
+def _held_out(wanted: bool, folder: Path) -> Path | None:
+    path = folder / "held_out.parquet"
+    if not wanted or not path.exists():
+        return None
+    import pyarrow.parquet as pq
+
+    return path if pq.read_metadata(path).num_rows else None
+
+
+def _stop_file(out_dir: Path) -> Path:
+    """`runs/X/STOP` for a stage at work in `runs/X/.partial/<stage>`."""
+    return (out_dir.parents[1] if out_dir.parent.name == ".partial" else out_dir) / "STOP"

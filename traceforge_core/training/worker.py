@@ -1,0 +1,141 @@
+"""One worker process of a training stage: `python -m traceforge_core.training.worker JOB.json`.
+
+The launcher starts one a rank. On several hosts torchrun does, with the job file on a file system that all hosts see:
+
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:PORT --rdzv-backend c10d \\
+        -m traceforge_core.training.worker runs/X/branch_parallel/job.json
+
+A worker ends with status 0 when its training is done and what it had to save is saved.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.training.job import Job
+
+logger = logging.getLogger("traceforge_core.training.worker")
+PR_SET_PDEATHSIG = 1
+LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where this worker sits. scratch: the launcher's folder for signs of life; None under torchrun."""
+
+    rank: int
+    scratch: Path | None
+
+    def beat(self, doing: str) -> None:
+        """Show a sign of life. `doing` ends up in the error if it was the last; start it with "waiting" where this
+        worker depends on another."""
+        if self.scratch is not None:
+            (self.scratch / f"beat{self.rank}").write_text(doing, encoding="utf-8")
+
+    def report(self, error: BaseException) -> None:
+        """Leave the reason of a failure for the launcher."""
+        if self.scratch is None:
+            return
+        message = str(error) or type(error).__name__
+        what = {
+            "message": message if isinstance(error, TraceForgeError) else f"{type(error).__name__}: {message}",
+            "for_people": isinstance(error, TraceForgeError),
+            "lost_peer": any(words in message for words in LOST_PEER_WORDS)
+            or "DistBackendError" in type(error).__name__,
+            "time": time.time(),
+        }
+        (self.scratch / f"error{self.rank}.json").write_text(json.dumps(what), encoding="utf-8")
+
+
+def main(job_file: str) -> int:
+    _end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which then ends its workers
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING, force=True)
+    logging.getLogger("traceforge_core").setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    job = Job.read(Path(job_file))
+    seat = _take_seat()
+    try:
+        seat.beat("starting")
+        _train(job, seat)
+    except BaseException as error:
+        seat.report(error)
+        if isinstance(error, TraceForgeError):
+            logger.error("%s", error)
+        elif type(error).__name__ == "OutOfMemoryError":
+            logger.exception("Out of GPU memory.")
+            seat.report(TraceForgeError(_memory_message(error)))
+        else:
+            logger.exception("The worker failed.")
+        _exit(1)
+    _exit(0)
+    return 0
+
+
+def _exit(status: int) -> None:
+    """Leave at once: destructors of a half-finished exchange may wait for a peer that is gone."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however it dies (Linux)."""
+    parent = os.environ.get("TRACEFORGE_PARENT")
+    if parent is None:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before the line above
+        os._exit(1)
+
+
+def _take_seat() -> Seat:
+    if "TRACEFORGE_RANK" in os.environ:
+        return Seat(int(os.environ["TRACEFORGE_RANK"]), Path(os.environ["TRACEFORGE_SCRATCH"]))
+    if "RANK" in os.environ:  # torchrun
+        if local := os.environ.get("LOCAL_RANK"):
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(local)] if visible else local
+        return Seat(int(os.environ["RANK"]), None)
+    return Seat(0, None)
+
+
+def _train(job: Job, seat: Seat) -> None:
+    if job.backend == "unsloth":
+        import unsloth  # noqa: F401  (it must come before transformers and trl, which it patches)
+
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    # It sees a process group and warns that DDP is not used; it is not.
+    logging.getLogger("transformers.training_args").setLevel(logging.ERROR)
+    from traceforge_core.training.mesh import join_mesh
+
+    seat.beat("waiting for the other workers to start")
+    mesh = join_mesh(job, seat.rank, seat.scratch)
+    module, _, name = job.trainer.partition(":")
+    trainer_class = getattr(import_module(module), name)
+    way = import_module(f"traceforge_core.training.{'sft' if job.kind == 'sft' else 'preference'}")
+    way.train(job, mesh, trainer_class, seat.beat)
+
+
+def _memory_message(error: BaseException) -> str:
+    return (
+        f"GPU memory ran out ({str(error).splitlines()[0]}). Shorten the data (datasets.*.max_length), lower "
+        "batch_size, turn on gradient_checkpointing and long_context, or use quantization nf4."
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
