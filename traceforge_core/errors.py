@@ -8,3 +8,8 @@ class TraceForgeError(Exception):
 
     The command line prints it without a traceback and exits with status 1; flows let it fail the run.
     """
+
+
+def page(name: str) -> str:
+    """A sentence that points to the page of docs/errors on one kind of error."""
+    return f"See docs/errors/{name}.md."

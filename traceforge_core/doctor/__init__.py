@@ -1,0 +1,1 @@
+"""Looks a machine over before anything is trained on it. See `examine`."""
