@@ -86,3 +86,8 @@ def test_a_config_file_that_is_not_there_says_so(tmp_path: Path) -> None:
 def test_the_same_tree_comes_back_from_json() -> None:
     config = load_config()
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize("word", ["on", "off", "auto"])
+def test_on_and_off_are_words_though_yaml_reads_them_as_truth(word: str) -> None:
+    assert load_config(assignments=[f"model.cublaslt={word}"]).model.cublaslt == word
