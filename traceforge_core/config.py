@@ -156,10 +156,11 @@ class ModelConfig(Section):
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Compute type of the base model.")
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention implementation in transformers.")
-    chat_template: Literal["auto", "model", "chatml"] = Field(
+    chat_template: Literal["auto", "model", "chatml", "llama3"] = Field(
         "auto",
-        description="model: the tokenizer's own. chatml: TraceForge's (keeps all reasoning, marks assistant tokens). "
-        "auto: the tokenizer's own where it loses nothing, else chatml where the tokenizer knows <|im_start|>.",
+        description="model: the tokenizer's own. chatml, llama3: TraceForge's (keep all reasoning and calls, mark the "
+        "model's tokens), for tokenizers with <|im_start|> or <|start_header_id|>. auto: the tokenizer's own where it "
+        "loses nothing, else the one of ours that fits.",
     )
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model. Off unless you trust it."

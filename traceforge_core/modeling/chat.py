@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.messages import RenderingError, chat_dict, check_nothing_lost, texts_of
@@ -29,13 +29,24 @@ Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
 
 
+class TurnSpan(NamedTuple):
+    """The model's part of a turn, end-of-turn token included: first and behind last, in tokens and in characters."""
+
+    start: int
+    end: int
+    text_start: int
+    text_end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A whole conversation. `assistant_mask` has one 0 or 1 for each of `input_ids`."""
+    """A whole conversation. `assistant_mask` has one 0 or 1 for each of `input_ids`; `turns` says where the model's
+    part of each assistant turn lies."""
 
     text: str
     input_ids: list[int]
     assistant_mask: list[int]
+    turns: list[TurnSpan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +90,10 @@ class ChatRenderer:
         """
         text, spans = self._turns(messages, tools)
         check_nothing_lost(messages, text)
-        ids, mask = self._encode_spans(text, spans, _trainable(messages))
+        ids, mask, turns = self._encode_spans(text, spans, _trainable(messages))
         if not any(mask):
             raise RenderingError("This conversation has no assistant turn to learn from.")
-        return Encoded(text, ids, mask)
+        return Encoded(text, ids, mask, turns)
 
     def encode_completion(
         self, prompt_messages: Sequence[Message], completion_messages: Sequence[Message], tools: Tools = None
@@ -104,10 +115,10 @@ class ChatRenderer:
                 "would not share it. Set model.chat_template to chatml (or llama3)."
             )
         check_nothing_lost([*prompt_messages, *completion_messages], text)
-        prompt_ids, _ = self._encode_spans(prompt_text, spans[:before], [False] * before)
+        prompt_ids, _, _ = self._encode_spans(prompt_text, spans[:before], [False] * before)
         completion_text = text[begin:end]
         inside = [(start - begin, stop - begin) for start, stop in spans[before:]]
-        ids, mask = self._encode_spans(completion_text, inside, _trainable(completion_messages))
+        ids, mask, _ = self._encode_spans(completion_text, inside, _trainable(completion_messages))
         return EncodedCompletion(prompt_text, completion_text, prompt_ids, ids, mask)
 
     def tokens(self, pieces: Sequence[str]) -> list[list[int]]:
@@ -122,7 +133,9 @@ class ChatRenderer:
             verbose=False,
         )["input_ids"]
 
-    def _encode_spans(self, text: str, spans: Sequence[Span], wanted: Sequence[bool]) -> tuple[list[int], list[int]]:
+    def _encode_spans(
+        self, text: str, spans: Sequence[Span], wanted: Sequence[bool]
+    ) -> tuple[list[int], list[int], list[TurnSpan]]:
         pieces, marks, position = [], [], 0
         for (start, end), want in zip(spans, wanted, strict=True):
             pieces += [text[position:start], text[start:end]]
@@ -132,10 +145,13 @@ class ChatRenderer:
         marks.append(0)
         ids: list[int] = []
         mask: list[int] = []
-        for piece_ids, mark in zip(self.tokens(pieces), marks, strict=True):
+        turns = []
+        for number, (piece_ids, learn) in enumerate(zip(self.tokens(pieces), marks, strict=True)):
+            if number % 2:
+                turns.append(TurnSpan(len(ids), len(ids) + len(piece_ids), *spans[number // 2]))
             ids += piece_ids
-            mask += [mark] * len(piece_ids)
-        return ids, mask
+            mask += [learn] * len(piece_ids)
+        return ids, mask, turns
 
     def _turns(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
         """The text, and of each assistant turn where the model's part begins and ends in it (characters)."""

@@ -38,14 +38,8 @@ def chat_dict(message: Message) -> dict[str, Any]:
 
 
 def called_actions(message: Message) -> list[Action]:
-    """The actions that are rendered as tool calls: all but those that the message's text already spells out, as agents
-    without tool calls write them (a fenced command, parsed out of the text on reading)."""
-    return [action for action in message.actions if action.call_id is not None or not _spelled_out(message, action)]
-
-
-def _spelled_out(message: Message, action: Action) -> bool:
-    values = [value.strip() for value in action.arguments.values() if isinstance(value, str) and value.strip()]
-    return bool(values) and all(value in message.content for value in values)
+    """The actions that are rendered as tool calls: those that the message's own text does not show already."""
+    return [action for action in message.actions if not action.in_text]
 
 
 def texts_of(message: Message) -> Iterator[str]:

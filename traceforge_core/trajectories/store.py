@@ -104,12 +104,17 @@ def read_trajectories(ingest_dir: Path) -> Iterator[Trajectory]:
     Raises TraceForgeError where the folder holds none of the files.
     """
     for row in read_rows(ingest_dir / FOLDER):
-        yield Trajectory(
-            **{name: row[name] for name in _TEXT_COLUMNS + _MAYBE_COLUMNS},  # type: ignore[arg-type]
-            messages=decode_messages(row["messages"] or "[]"),
-            tools=orjson.loads(row["tools"] or "[]"),
-            left_out=orjson.loads(row["left_out"] or "{}"),
-        )
+        yield trajectory_of(row)
+
+
+def trajectory_of(row: dict[str, str | None]) -> Trajectory:
+    """The trajectory that one row of a part holds."""
+    return Trajectory(
+        **{name: row[name] for name in _TEXT_COLUMNS + _MAYBE_COLUMNS},  # type: ignore[arg-type]
+        messages=decode_messages(row["messages"] or "[]"),
+        tools=orjson.loads(row["tools"] or "[]"),
+        left_out=orjson.loads(row["left_out"] or "{}"),
+    )
 
 
 def read_rows(folder: Path) -> Iterator[dict[str, str | None]]:

@@ -1,0 +1,187 @@
+"""The stage `datasets`: from ingested trajectories and the model's tokenizer to the two datasets.
+
+    figures = build_datasets(config, {"ingest": run / "ingest", "model": run / "model"}, out_dir)
+
+    sft/{train,held_out}.parquet            samples (see `sft`)
+    preference/{train,held_out}.parquet     pairs (see `preference`)
+    report.json, report.md                  what they are, what was dropped and why
+
+Two passes over the corpus: the first notes what mining and splitting need (a few hundred bytes a trajectory), the
+second makes the samples; pairs then read the trajectories they need one case at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from traceforge_core.config import DatasetsConfig, RunConfig
+from traceforge_core.datasets.budget import spread
+from traceforge_core.datasets.corpus import Corpus
+from traceforge_core.datasets.given import given_candidates
+from traceforge_core.datasets.pairs import Candidate, Surveyed, outcome_candidates, recovery_candidates, survey
+from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, SFT_SCHEMA, RowWriter
+from traceforge_core.datasets.preference import preference_pairs
+from traceforge_core.datasets.report import DatasetReport
+from traceforge_core.datasets.sft import candidate_turns, sft_samples
+from traceforge_core.datasets.splits import Side, split_cases
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.modeling.chat import ChatRenderer, load_renderer
+
+log = logging.getLogger(__name__)
+SIDES: tuple[Side, Side] = ("train", "held_out")
+LOG_EVERY = 500
+
+
+def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
+    """Write both datasets and their report; the figures are counts, token numbers and reasons.
+
+    Raises TraceForgeError where there is nothing to train on: no SFT sample, or no pair, with the counts by reason.
+    """
+    settings = config.datasets
+    corpus = Corpus(inputs["ingest"])
+    renderer = load_renderer(inputs["model"])
+    report = DatasetReport(settings)
+
+    records, candidates_in_all = _survey(corpus, settings)
+    given: list[Candidate] = []
+    if "given" in settings.preference.miners and settings.preference.given:
+        given = list(given_candidates(Path(settings.preference.given), report.dropped_pairs))
+    cases = {record.case for record in records} | {candidate.case for candidate in given}
+    side_of = split_cases(cases, settings.split)
+
+    _write_samples(corpus, renderer, settings, candidates_in_all, side_of, out_dir, report)
+    _write_pairs(_by_case(records, corpus, given, settings, report), renderer, settings, side_of, out_dir, report)
+    figures = report.write(out_dir)
+    _refuse_empty(report, records, settings)
+    return figures
+
+
+def _survey(corpus: Corpus, settings: DatasetsConfig) -> tuple[list[Surveyed], int]:
+    """What mining needs of every trajectory, and how many SFT samples they could make."""
+    miners = settings.preference.miners
+    within = settings.preference.recovery_within if "recovery" in miners else 0
+    records, samples = [], 0
+    for number, trajectory in enumerate(corpus):
+        records.append(survey(number, trajectory, within))
+        samples += len(candidate_turns(trajectory, settings.sft))
+    log.info("%d trajectories, %d possible SFT samples", len(records), samples)
+    return records, samples
+
+
+def _write_samples(
+    corpus: Corpus,
+    renderer: ChatRenderer,
+    settings: DatasetsConfig,
+    candidates: int,
+    side_of: Callable[[str], Side],
+    out_dir: Path,
+    report: DatasetReport,
+) -> None:
+    keep = spread(candidates, settings.sft.max_samples)
+    with ExitStack() as stack:
+        writers = {
+            side: stack.enter_context(RowWriter(out_dir / "sft" / f"{side}.parquet", SFT_SCHEMA)) for side in SIDES
+        }
+        samples = sft_samples(corpus, renderer, settings.sft, keep, report.dropped_samples)
+        for number, sample in enumerate(samples, 1):
+            side = side_of(sample.case)
+            writers[side].write({**asdict(sample), "tokens": len(sample.input_ids)})
+            report.add_sample(side, sample)
+            if number % LOG_EVERY == 0:
+                log.info("%d SFT samples written", number)
+
+
+def _write_pairs(
+    by_case: Iterator[tuple[str, list[list[Candidate]]]],
+    renderer: ChatRenderer,
+    settings: DatasetsConfig,
+    side_of: Callable[[str], Side],
+    out_dir: Path,
+    report: DatasetReport,
+) -> None:
+    with ExitStack() as stack:
+        writers = {
+            side: stack.enter_context(RowWriter(out_dir / "preference" / f"{side}.parquet", PREFERENCE_SCHEMA))
+            for side in SIDES
+        }
+        pairs = preference_pairs(by_case, renderer, settings.preference, report.dropped_pairs)
+        for number, pair in enumerate(pairs, 1):
+            side = side_of(pair.case)
+            writers[side].write(pair.row())
+            report.add_pair(side, pair)
+            if number % LOG_EVERY == 0:
+                log.info("%d pairs written", number)
+
+
+def _by_case(
+    records: list[Surveyed],
+    corpus: Corpus,
+    given: list[Candidate],
+    settings: DatasetsConfig,
+    report: DatasetReport,
+) -> Iterator[tuple[str, list[list[Candidate]]]]:
+    """Each case with its candidates, one list a miner in the configured order; the candidates are counted."""
+    grouped: defaultdict[str, list[Surveyed]] = defaultdict(list)
+    ready: defaultdict[str, list[Candidate]] = defaultdict(list)
+    for record in records:
+        grouped[record.case].append(record)
+    for candidate in given:
+        ready[candidate.case].append(candidate)
+    for case in sorted(grouped.keys() | ready.keys()):
+        of_case = grouped[case]
+        lists = []
+        for miner in settings.preference.miners:
+            if miner == "outcome":
+                lists.append(list(outcome_candidates(of_case, corpus)))
+            elif miner == "recovery":
+                lists.append(list(recovery_candidates(of_case, corpus)))
+            else:
+                lists.append(ready[case])
+            report.candidates[miner] += len(lists[-1])
+        yield case, lists
+
+
+def _refuse_empty(report: DatasetReport, records: list[Surveyed], settings: DatasetsConfig) -> None:
+    if not report.counts["sft_train"]:
+        raise TraceForgeError(
+            f"No SFT sample to train on came out of {len(records)} trajectories"
+            f"{_reasons(report.dropped_samples)}. "
+            + (
+                "datasets.sft.outcomes=resolved takes only runs known to have solved their case: name their outcome "
+                "files with ingest.outcomes, or set it to all."
+                if settings.sft.outcomes == "resolved"
+                else "Raise datasets.sft.max_length if samples are too long; check ingest's report for what was read."
+            )
+        )
+    if report.counts["pairs_train"]:
+        return
+    if report.counts["pairs_held_out"]:
+        raise TraceForgeError(
+            f"All {report.counts['pairs_held_out']} preference pairs belong to held-out cases, so none is left to "
+            "train on. Lower datasets.split.held_out or change datasets.split.seed."
+        )
+    labelled = {label: sum(record.outcome == label for record in records) for label in ("resolved", "unresolved", None)}
+    tried = ", ".join(f"{miner}: {report.candidates[miner]}" for miner in settings.preference.miners)
+    advice = "Raise datasets.preference.max_length if pairs are too long."
+    if not sum(report.candidates.values()):
+        advice = (
+            "Outcome pairs need a resolved and an unresolved run of one case with the same system and user text: name "
+            "outcome files (SWE-bench run reports) with ingest.outcomes. Recovery pairs need a failed command and a "
+            "later one of the same kind that worked. Or give ready pairs with datasets.preference.given."
+        )
+    raise TraceForgeError(
+        f"No preference pairs were found in {len(records)} trajectories ({labelled['resolved']} resolved, "
+        f"{labelled['unresolved']} unresolved, {labelled[None]} without a label). Candidates by miner: {tried}"
+        f"{_reasons(report.dropped_pairs)}. {advice}"
+    )
+
+
+def _reasons(dropped: Mapping[str, int]) -> str:
+    shown = [f"{reason}: {count}" for reason, count in sorted(dropped.items()) if count]
+    return f"; dropped: {', '.join(shown)}" if shown else ""

@@ -1,0 +1,275 @@
+"""SFT samples: what the model should write, given all that came before it.
+
+    for sample in sft_samples(corpus, renderer, config.datasets.sft, keep, dropped):
+        ...
+
+`blocks`: one sample an assistant turn. The prompt is one user message with the history as text (see `blocks`), the
+completion the turn's reasoning, text and calls through the chat template. Each message is tokenised once for all turns
+that have it in their history. `native`: one sample a trajectory, chat messages with tool calls, loss on every trainable
+turn. Either way a history that is too long loses whole messages from its middle, and a completion is never cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from traceforge_core.config import SftDataConfig
+from traceforge_core.datasets.blocks import REQUEST, block, opening
+from traceforge_core.datasets.budget import fit_history, left_out_marker
+from traceforge_core.modeling.chat import ChatRenderer, Encoded, EncodedCompletion
+from traceforge_core.modeling.messages import RenderingError
+from traceforge_core.trajectories.model import Message, Trajectory
+
+IGNORED = -100
+WHOLE_TRAJECTORY = -1
+VERIFY_EVERY = 16
+"""Every so many trajectories, one prompt is rendered and tokenised whole and compared with its pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class SftSample:
+    """`labels` are `input_ids` where the loss counts, else -100. `turn` is the position of the assistant turn in its
+    trajectory, -1 for a whole trajectory. `trimmed_messages` were left out of the history."""
+
+    sample_id: str
+    case: str
+    trajectory_id: str
+    turn: int
+    prompt: str
+    completion: str
+    input_ids: list[int]
+    labels: list[int]
+    trimmed_messages: int
+
+
+def candidate_turns(trajectory: Trajectory, config: SftDataConfig) -> list[int]:
+    """Positions of the turns to learn from (for `native`: [-1] where there is any), before any length is looked at."""
+    if config.outcomes == "resolved" and trajectory.outcome != "resolved":
+        return []
+    turns = [turn for turn in trajectory.turns if is_learnable(trajectory.messages[turn])]
+    return turns if config.style == "blocks" else [WHOLE_TRAJECTORY][: len(turns)]
+
+
+def is_learnable(message: Message) -> bool:
+    """Whether a message is a turn that the model may learn to produce, and has something in it."""
+    has_something = bool(message.content.strip() or message.reasoning or message.actions)
+    return message.role == "assistant" and message.trainable and has_something
+
+
+def sft_samples(
+    trajectories: Iterable[Trajectory],
+    renderer: ChatRenderer,
+    config: SftDataConfig,
+    keep: Callable[[int], bool],
+    dropped: Counter[str],
+) -> Iterator[SftSample]:
+    """Samples in the order of the trajectories. `keep` says which of the candidates, numbered in that order, are
+    wanted. What is not made is counted in `dropped` by reason."""
+    number = 0
+    maker = _BlockMaker(renderer, config) if config.style == "blocks" else None
+    for trajectory in trajectories:
+        turns = candidate_turns(trajectory, config)
+        wanted = [turn for position, turn in enumerate(turns) if keep(number + position)]
+        number += len(turns)
+        dropped["over max_samples"] += len(turns) - len(wanted)
+        if not wanted:
+            continue
+        if maker:
+            yield from maker.samples(trajectory, wanted, dropped)
+        else:
+            sample = _native_sample(trajectory, renderer, config, dropped)
+            if sample:
+                yield sample
+
+
+class _BlockMaker:
+    """Makes the samples of style `blocks`, remembering the template's frame around the user message."""
+
+    def __init__(self, renderer: ChatRenderer, config: SftDataConfig) -> None:
+        self.renderer = renderer
+        self.config = config
+        self._frames: dict[str, tuple[str, str]] = {}
+        self._markers: dict[int, int] = {}
+        self._pieces_are_exact = True
+        self._trajectories = 0
+
+    def samples(self, trajectory: Trajectory, turns: list[int], dropped: Counter[str]) -> Iterator[SftSample]:
+        try:
+            before, after = self._frame(trajectory)
+            completions = [self._completion(trajectory, turn) for turn in turns]
+            shown = trajectory.messages[: turns[-1]]
+            texts = [before + opening(trajectory.case), *(block(i, m) for i, m in enumerate(shown)), REQUEST + after]
+            pieces = self.renderer.tokens(texts)
+            if self._trajectories % VERIFY_EVERY == 0 and self._pieces_are_exact:
+                self._pieces_are_exact = self._verify(trajectory, shown, texts, pieces)
+            self._trajectories += 1
+        except RenderingError:
+            dropped["chat template would lose text"] += len(turns)
+            return
+        for turn, completion in zip(turns, completions, strict=True):
+            sample = self._sample(trajectory, turn, completion, texts, pieces)
+            if sample is None:
+                dropped["too long"] += 1
+            else:
+                yield sample
+
+    def _sample(
+        self,
+        trajectory: Trajectory,
+        turn: int,
+        completion: EncodedCompletion,
+        texts: list[str],
+        pieces: list[list[int]],
+    ) -> SftSample | None:
+        head = min(trajectory.turns[0], turn)
+        lengths = [len(piece) for piece in pieces[1 : turn + 1]]
+        room = self.config.max_length - len(completion.completion_ids) - len(pieces[0]) - len(pieces[-1])
+        while True:
+            fit = fit_history(lengths, head, room, self._marker_length)
+            if fit is None:
+                return None
+            marker = [left_out_marker(fit.left_out) + "\n\n"] if fit.left_out else []
+            rest = slice(1 + head + fit.left_out, turn + 1)
+            prompt = "".join([*texts[: 1 + head], *marker, *texts[rest], texts[-1]])
+            if self._pieces_are_exact:
+                parts = [*pieces[: 1 + head], *self.renderer.tokens(marker), *pieces[rest], pieces[-1]]
+                prompt_ids = [token for part in parts for token in part]
+            else:
+                prompt_ids = self.renderer.tokens([prompt])[0]
+            over = len(prompt_ids) + len(completion.completion_ids) - self.config.max_length
+            if over <= 0:
+                break
+            room -= over  # lengths of pieces are an estimate where the tokenizer merges across them
+        input_ids = prompt_ids + completion.completion_ids
+        labels = [IGNORED] * len(prompt_ids) + completion.completion_ids
+        if self.config.loss_on == "everything":
+            labels = input_ids
+            if self._pieces_are_exact:
+                # Turns that must never be learned stay out of the loss even in the plain baseline.
+                kept = [*range(head), *([None] if fit.left_out else []), *range(head + fit.left_out, turn)]
+                labels = list(input_ids)
+                start = len(pieces[0])
+                for position, part in zip(kept, parts[1:-1], strict=True):
+                    if position is not None and not trajectory.messages[position].trainable:
+                        labels[start : start + len(part)] = [IGNORED] * len(part)
+                    start += len(part)
+        return SftSample(
+            sample_id=f"{trajectory.trajectory_id}#{turn}",
+            case=trajectory.case,
+            trajectory_id=trajectory.trajectory_id,
+            turn=turn,
+            prompt=prompt,
+            completion=completion.completion_text,
+            input_ids=input_ids,
+            labels=labels,
+            trimmed_messages=fit.left_out,
+        )
+
+    def _completion(self, trajectory: Trajectory, turn: int) -> EncodedCompletion:
+        # The prompt is always one user message, so what the template writes for the turn does not depend on its text.
+        return self.renderer.encode_completion([Message("user", REQUEST)], [trajectory.messages[turn]])
+
+    def _frame(self, trajectory: Trajectory) -> tuple[str, str]:
+        """What the template puts before and behind the text of the one user message."""
+        key = json.dumps(trajectory.tools)
+        if key not in self._frames:
+            sentinel = "THE-HISTORY-GOES-HERE"
+            text = self.renderer.render([Message("user", sentinel)], trajectory.tools, add_generation_prompt=True)
+            before, found, after = text.partition(sentinel)
+            if not found:
+                raise RenderingError("The chat template lost the user message.")
+            self._frames[key] = before, after
+        return self._frames[key]
+
+    def _marker_length(self, count: int) -> int:
+        if count not in self._markers:
+            self._markers[count] = len(self.renderer.tokens([left_out_marker(count) + "\n\n"])[0])
+        return self._markers[count]
+
+    def _verify(self, trajectory: Trajectory, shown: list[Message], texts: list[str], pieces: list[list[int]]) -> bool:
+        """Whether the pieces give the very tokens of the whole prompt, and the prompt is what the template renders."""
+        content = opening(trajectory.case) + "".join(block(i, m) for i, m in enumerate(shown)) + REQUEST
+        whole = self.renderer.render([Message("user", content)], trajectory.tools, add_generation_prompt=True)
+        if whole != "".join(texts):
+            raise RenderingError(
+                "The chat template changes the text of a user message; set model.chat_template=chatml."
+            )
+        return self.renderer.tokens([whole])[0] == [token for piece in pieces for token in piece]
+
+
+def _native_sample(
+    trajectory: Trajectory, renderer: ChatRenderer, config: SftDataConfig, dropped: Counter[str]
+) -> SftSample | None:
+    last = max(turn for turn in trajectory.turns if is_learnable(trajectory.messages[turn]))
+    messages = trajectory.messages[: last + 1]
+    try:
+        trimmed, encoded = _encode_within(messages, trajectory, renderer, config.max_length)
+    except RenderingError:
+        dropped["chat template would lose text"] += 1
+        return None
+    if encoded is None:
+        dropped["too long"] += 1
+        return None
+    ids, mask = encoded.input_ids, encoded.assistant_mask
+    if config.loss_on == "everything":
+        labels = list(ids)
+        for turn in encoded.turns:
+            if not mask[turn.start]:
+                labels[turn.start : turn.end] = [IGNORED] * (turn.end - turn.start)
+    else:
+        labels = [token if mark else IGNORED for token, mark in zip(ids, mask, strict=True)]
+    border = encoded.turns[0].text_start
+    return SftSample(
+        sample_id=trajectory.trajectory_id,
+        case=trajectory.case,
+        trajectory_id=trajectory.trajectory_id,
+        turn=WHOLE_TRAJECTORY,
+        prompt=encoded.text[:border],
+        completion=encoded.text[border : encoded.turns[-1].text_end],
+        input_ids=ids[: encoded.turns[-1].end],
+        labels=labels[: encoded.turns[-1].end],
+        trimmed_messages=trimmed,
+    )
+
+
+def _encode_within(
+    messages: list[Message], trajectory: Trajectory, renderer: ChatRenderer, max_length: int
+) -> tuple[int, Encoded | None]:
+    """Tokens of the messages, the oldest turns (each with the observations behind it) left out as far as it takes;
+    None where the head and the last turn are too long already."""
+    encoded = renderer.encode(messages, trajectory.tools)
+    borders = [0, *(turn.start for turn in encoded.turns), encoded.turns[-1].end]
+    lengths = [end - start for start, end in pairwise(borders)]
+    positions = [turn for turn in trajectory.turns if turn < len(messages)]
+    trimmed = 0
+    room = max_length
+    while encoded.turns[-1].end > max_length:
+        fit = fit_history(lengths, 1, room, lambda count: _note_length(renderer, positions[count] - positions[0]))
+        if fit is None:
+            return 0, None
+        trimmed = positions[fit.left_out] - positions[0]
+        encoded = renderer.encode(_without_middle(messages, positions[0], trimmed), trajectory.tools)
+        room -= max(1, encoded.turns[-1].end - max_length)  # the lengths were an estimate: a little less next time
+    return trimmed, encoded
+
+
+def _without_middle(messages: list[Message], head: int, trimmed: int) -> list[Message]:
+    """The first `head` messages with a note at their end, then all behind the `trimmed` ones. The note joins the task,
+    because some templates refuse two user messages in a row."""
+    if not trimmed:
+        return messages
+    note = left_out_marker(trimmed)
+    first = list(messages[:head])
+    if first and first[-1].role in ("user", "tool"):
+        first[-1] = replace(first[-1], content=f"{first[-1].content}\n\n{note}")
+    else:
+        first.append(Message("user", note))
+    return first + messages[head + trimmed :]
+
+
+def _note_length(renderer: ChatRenderer, count: int) -> int:
+    return len(renderer.tokens(["\n\n" + left_out_marker(count)])[0])

@@ -1,0 +1,47 @@
+"""Which cases are held out. A case lies on one side only, whatever is made of it.
+
+side = split_cases(cases, config.datasets.split)     # side("django__django-11815") -> "train" or "held_out"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from traceforge_core.config import SplitConfig
+
+Side = Literal["train", "held_out"]
+
+
+def split_cases(cases: Iterable[str], config: SplitConfig) -> Callable[[str], Side]:
+    """A function from case to side. The same cases, share and seed give the same split, whatever their order.
+
+    Groups (cases, or repositories where `by` says so) are ranked by a hash of seed and name and the first
+    `held_out` share of them, rounded, is held out: at least one where there are two, and never all.
+    """
+    groups = {group_of(case, config) for case in cases}
+    count = round(config.held_out * len(groups))
+    if config.held_out > 0 and len(groups) > 1:
+        count = max(count, 1)
+    count = min(count, max(len(groups) - 1, 0))
+    ranked = sorted(groups, key=lambda group: (_rank(group, config.seed), group))
+    held_out = set(ranked[:count])
+    return lambda case: "held_out" if group_of(case, config) in held_out else "train"
+
+
+def group_of(case: str, config: SplitConfig) -> str:
+    """What must not be torn apart: the case, or its repository."""
+    return repository_of(case) if config.by == "repository" else case
+
+
+def repository_of(case: str) -> str:
+    """The repository in a case's name as SWE-bench and its kin write it (`owner__name-123`, `owner__name.commit.id`);
+    the whole name where it has no such form."""
+    match = re.match(r"\A(.+?__[^.]+?)(?:-\d+(?:_\d+)?|\.[0-9a-f]{6,}\..*)\Z", case)
+    return match.group(1) if match else case
+
+
+def _rank(group: str, seed: int) -> str:
+    return hashlib.sha256(f"{seed}:{group}".encode("utf-8", "replace")).hexdigest()
