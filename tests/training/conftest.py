@@ -123,9 +123,30 @@ def make_datasets(tmp_path: Path) -> Callable[[int], Path]:
     return make
 
 
+@pytest.fixture(scope="session")
+def sft_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter as SFT might leave it. From a fresh one (B = 0) Adam's first step is lr × sign(gradient), and an entry
+    whose gradient is rounding noise then differs by a whole step between two right computations."""
+    import torch
+
+    from traceforge_core.config import ModelConfig
+    from traceforge_core.modeling.adapters import save_adapter
+    from traceforge_core.modeling.loading import load_model
+
+    folder = tmp_path_factory.mktemp("sft")
+    options = {"device": "cpu", "backend": "transformers", "max_length": 64, "gradient_checkpointing": False}
+    model, _ = load_model(model_dir, ModelConfig(), adapter=None, seed=0, **options)
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            parameter.data.normal_(std=0.05)
+    save_adapter(model, folder / "adapter")
+    return folder
+
+
 @pytest.fixture
-def inputs(model_dir: Path, datasets_dir: Path) -> dict[str, Path]:
-    return {"model": model_dir, "datasets": datasets_dir}
+def inputs(model_dir: Path, datasets_dir: Path, sft_dir: Path) -> dict[str, Path]:
+    return {"model": model_dir, "datasets": datasets_dir, "sft": sft_dir}
 
 
 @pytest.fixture
@@ -142,7 +163,6 @@ def configure() -> Callable[..., RunConfig]:
             "preference.gradient_accumulation=2",
             "preference.learning_rate=0.001",
             "preference.checkpoint_steps=2",
-            "preference.start_from=base",
         ]
         return load_config(
             assignments=fixed + [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in changes.items()]

@@ -23,7 +23,7 @@ Configure = Callable[..., RunConfig]
 def test_sft_then_oracle_then_branch_parallel_agree_in_float32(
     inputs: dict[str, Path], configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = configure(preference__start_from="sft", comparison__gradient_steps=6)
+    config = configure(comparison__gradient_steps=6)
     with caplog.at_level(logging.INFO, logger="traceforge_core"):
         sft = stages.train_sft(config, inputs, tmp_path / "sft")
         trained = inputs | {"sft": tmp_path / "sft"}

@@ -15,12 +15,13 @@ def shared_arguments(job: Job, rank: int) -> dict[str, Any]:
     float32. With D replicas a step has D × gradient_accumulation micro-batches (see PairTrainer).
     """
     section = job.section
+    replicas = 1 if job.kind == "sft" else job.config.preference.replicas  # the oracle has one worker, but equal steps
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.out_dir / "tensorboard"))
     return {
         "output_dir": str(job.out_dir / "checkpoints"),
         "per_device_train_batch_size": section.batch_size,
         "per_device_eval_batch_size": section.batch_size,
-        "gradient_accumulation_steps": section.gradient_accumulation * job.replicas,
+        "gradient_accumulation_steps": section.gradient_accumulation * replicas,
         "num_train_epochs": section.epochs,
         "max_steps": section.max_steps or -1,
         "learning_rate": section.learning_rate,

@@ -47,25 +47,34 @@ class BranchParallelTrainer(PairTrainer):
     def branch_scores(self, model: Any, batch: dict[str, Any], branch: str) -> tuple[torch.Tensor, torch.Tensor]:
         """The score ā of each completion of a branch, (pairs,), and the mean NLL of all its tokens that count, a scalar
         (0 where it is not needed). Both with a graph, in at least float32."""
-        log_probs, counted = completion_log_probs(
+        log_probs, counted, positions = completion_log_probs(
             model,
             batch[f"{branch}_input_ids"],
             batch[f"{branch}_attention_mask"],
             batch[f"{branch}_labels"],
             keeps_tail=self.keeps_tail,
         )
-        return scores_and_nll(log_probs, counted, with_nll=branch == "chosen" and self.cpo_alpha > 0)
+        # TRL pads both branches to the longer one.
+        length = max(batch[f"{name}_input_ids"].shape[1] for name in BRANCHES)
+        scores = mean_as_trl(log_probs, counted, positions, length)
+        return scores, mean_nll(log_probs, counted) if branch == "chosen" and self.cpo_alpha > 0 else scores.new_zeros(
+            ()
+        )
 
 
-def scores_and_nll(
-    log_probs: torch.Tensor, counted: torch.Tensor, *, with_nll: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """From log-probs (rows, kept) and which of them count: the mean a row, (rows,), and the NLL over all rows' tokens
-    together (TRL's cross entropy over the batch), a scalar, 0 without `with_nll`."""
-    summed = (log_probs * counted).sum(-1)
-    scores = summed / counted.sum(-1)
-    nll = -summed.sum() / counted.sum() if with_nll else torch.zeros((), dtype=scores.dtype, device=scores.device)
-    return scores, nll
+def mean_as_trl(log_probs: torch.Tensor, counted: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+    """The mean of each row's log-probs that count, (rows,), from (rows, kept) values at (kept,) positions of `length`.
+
+    Summed in TRL's order, over a row of zeros with the values in their places: a float32 score of 5 has steps of 5e-7,
+    so that another order of summation alone would show in the loss.
+    """
+    rows = log_probs.new_zeros(log_probs.shape[0], length - 1).index_copy(1, positions, log_probs * counted)
+    return rows.sum(-1) / counted.sum(-1)
+
+
+def mean_nll(log_probs: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """TRL's cross entropy over the tokens of all rows that count, a scalar. Summed in float64."""
+    return (-(log_probs.double() * counted).sum() / counted.sum()).to(log_probs.dtype)
 
 
 def completion_log_probs(
@@ -75,13 +84,13 @@ def completion_log_probs(
     labels: torch.Tensor,
     *,
     keeps_tail: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log-probabilities of the labelled tokens, from logits at their positions only.
 
     input_ids, attention_mask, labels: (rows, length), padded on either side; labels are -100 where a token does not
-    count. Kept are the positions whose next token counts in any row: (rows, kept) log-probs in float32 or wider, and
-    (rows, kept) bool, which of them count in that row. `keeps_tail`: ask for the last positions instead of for those
-    positions.
+    count. Kept are the positions whose next token counts in any row: (rows, kept) log-probs in float32 or wider,
+    (rows, kept) bool, which of them count in that row, and (kept,) those positions. `keeps_tail`: ask the model for its
+    last positions instead.
     """
     targets = labels[:, 1:]
     positions = (targets != IGNORED).any(0).nonzero().flatten()
@@ -96,4 +105,4 @@ def completion_log_probs(
         logits = logits.float()
     targets = targets[:, positions]
     counted = targets != IGNORED
-    return selective_log_softmax(logits, targets.masked_fill(~counted, 0)), counted
+    return selective_log_softmax(logits, targets.masked_fill(~counted, 0)), counted, positions
