@@ -24,7 +24,7 @@ WAIT_SECONDS = 12 * 3600.0
 
 
 def gpus_needed(stage: str, config: RunConfig) -> int:
-    """Cards that a training stage will use on this machine; 0 where it trains on the CPU."""
+    """Cards that a stage with worker processes will use on this machine; 0 where it works on the CPU."""
     there = 0 if config.model.device == "cpu" else len(visible_gpus())
     replicas = config.preference.replicas
     wanted = {"branch_parallel": 2 * replicas, "shared_prefix": replicas}.get(stage, 1)

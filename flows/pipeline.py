@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,7 @@ from flows.summary import key_figures, summarise
 from tasks.branch_parallel import branch_parallel
 from tasks.compare import compare
 from tasks.datasets import datasets
+from tasks.evaluate import evaluate
 from tasks.ingest import ingest
 from tasks.model import model
 from tasks.monitor import monitor
@@ -51,13 +53,15 @@ STAGE_TASKS: dict[str, Callable[[RunConfig, Run, bool], State[StageResult]]] = {
     "oracle": oracle,
     "branch_parallel": branch_parallel,
     "shared_prefix": shared_prefix,
+    "evaluate": evaluate,
     "compare": compare,
 }
-TRAINING = frozenset({"sft", "oracle", "branch_parallel", "shared_prefix"})
+# Stages that work in child processes, on GPUs where there are some; the monitor runs beside them.
+IN_WORKERS = frozenset({"sft", "oracle", "branch_parallel", "shared_prefix", "evaluate"})
 MONITOR_END_SECONDS = 30.0
 
 StageName = Annotated[
-    Literal["ingest", "model", "datasets", "sft", "oracle", "branch_parallel", "shared_prefix", "compare"],
+    Literal["ingest", "model", "datasets", "sft", "oracle", "branch_parallel", "shared_prefix", "evaluate", "compare"],
     BeforeValidator(lambda name: name.replace("-", "_") if isinstance(name, str) else name),
 ]
 
@@ -96,12 +100,10 @@ def _traceforge(
     log.info("Run %s: %s", here.run_id, ", ".join(names))
     with here.lock():
         session = Session(here, names, flow_run_id)
-        before = [name for name in names if name not in TRAINING and name != "compare"]
-        _perform_all(before, effective, here, session, refresh)
-        if training := [name for name in names if name in TRAINING]:
-            with _monitored(here, effective):
-                _perform_all(training, effective, here, session, refresh)
-        _perform_all([name for name in names if name == "compare"], effective, here, session, refresh)
+        for in_workers, block in groupby(names, lambda name: name in IN_WORKERS):
+            with _monitored(here, effective) if in_workers else contextlib.nullcontext():
+                for name in block:
+                    _perform(name, effective, here, session, refresh)
     summary = summarise(here)
     if "compare" in names and summary["parity"]["verdict"] != "pass":
         raise ParityFailed(
@@ -111,25 +113,24 @@ def _traceforge(
     return summary
 
 
-def _perform_all(names: list[str], config: RunConfig, run: Run, session: Session, refresh: bool) -> None:
-    for name in names:
-        session.note(name, "running")
-        log.info("%s: %s", name, STAGES[name].title)
-        try:
-            with gpus_held(gpus_needed(name, config) if name in TRAINING else 0):
-                state = STAGE_TASKS[name](config, run, refresh)
-        except Exception as error:
-            session.note(name, "failed", message=str(error) or type(error).__name__)
-            raise
-        except BaseException:  # Ctrl-C, or a cancellation by Prefect
-            session.note(name, "interrupted", message="Stopped before it was done.")
-            raise
-        reused = state.name == "Cached"
-        session.note(name, "completed", reused=reused)
-        result = run.result(name)
-        if result is not None:
-            done = "reused" if reused else f"done in {result.seconds:.1f} s"
-            log.info("%s: %s. %s", name, done, key_figures(name, result.figures))
+def _perform(name: str, config: RunConfig, run: Run, session: Session, refresh: bool) -> None:
+    session.note(name, "running")
+    log.info("%s: %s", name, STAGES[name].title)
+    try:
+        with gpus_held(gpus_needed(name, config) if name in IN_WORKERS else 0):
+            state = STAGE_TASKS[name](config, run, refresh)
+    except Exception as error:
+        session.note(name, "failed", message=str(error) or type(error).__name__)
+        raise
+    except BaseException:  # Ctrl-C, or a cancellation by Prefect
+        session.note(name, "interrupted", message="Stopped before it was done.")
+        raise
+    reused = state.name == "Cached"
+    session.note(name, "completed", reused=reused)
+    result = run.result(name)
+    if result is not None:
+        done = "reused" if reused else f"done in {result.seconds:.1f} s"
+        log.info("%s: %s. %s", name, done, key_figures(name, result.figures))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,176 @@
+"""The flow on a real Prefect API, with stages that take no time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.logging.handlers import APILogWorker
+
+from flows import pipeline
+from flows.pipeline import STAGE_TASKS, ParityFailed, StageName, traceforge
+from flows.session import last_session
+from traceforge_core.config import RunConfig, load_config
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import Run
+from traceforge_core.stages import STAGES
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server", "fake_stages")]
+
+
+def flow_run_of(run: Run) -> UUID:
+    return UUID(last_session(run)["flow_run_id"])
+
+
+def task_states(run: Run) -> dict[str, str]:
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_of(run)])))
+        return {task.name: task.state.name for task in runs if task.state}
+
+
+def artifacts(run: Run) -> dict[str, str]:
+    with get_client(sync_client=True) as client:
+        wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_of(run)]))
+        return {str(each.key): str(each.data) for each in client.read_artifacts(artifact_filter=wanted)}
+
+
+def log_lines(run: Run) -> list[str]:
+    APILogWorker.instance().wait_until_empty()
+    wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_of(run)]))
+    deadline = time.monotonic() + 20
+    with get_client(sync_client=True) as client:
+        while time.monotonic() < deadline:
+            lines = [line.message for line in client.read_logs(log_filter=wanted)]
+            if any("Finished in state" in line for line in lines):
+                return lines
+            time.sleep(0.5)
+    raise AssertionError("the log never arrived")
+
+
+def test_every_stage_has_a_task_and_a_name_to_choose() -> None:
+    from typing import get_args
+
+    literal, _ = get_args(StageName)
+    assert list(get_args(literal)) == list(STAGES) == list(STAGE_TASKS)
+
+
+def test_a_full_run_completes_shows_its_reports_and_is_reused_the_second_time(tmp_path: Path) -> None:
+    summary = traceforge(run="new", runs_dir=str(tmp_path))
+    run = Run.open(tmp_path)
+    assert summary["run_id"] == run.run_id
+    assert {stage["stage"] for stage in summary["stages"] if stage["status"] == "completed"} == set(STAGES) - {
+        "shared_prefix"
+    }
+    assert (summary["sft_samples"], summary["pairs_by_miner"]) == (7, {"outcome": 3, "recovery": 1})
+    assert summary["parity"]["verdict"] == "pass"
+    states = task_states(run)
+    assert states.pop("monitor") == "Completed"
+    assert set(states.values()) == {"Completed"} and len(states) == len(STAGES) - 1
+
+    shown = artifacts(run)
+    assert set(shown) >= {"ingest-report", "datasets-report", "branch-parallel-report", "compare-report"}
+    assert "| by_outcome.resolved | 2 |" in shown["ingest-report"]
+    assert "# The report" in shown["compare-report"] and "data:image/png;base64," in shown["compare-report"]
+    lines = log_lines(run)
+    assert "a line from sft" in lines, "log lines of the library reach Prefect"
+    assert any(line.startswith("sft: done in") for line in lines)
+
+    again = traceforge(run=run.run_id, runs_dir=str(tmp_path))
+    assert [stage["reused"] for stage in again["stages"] if stage["status"] == "completed"] == [True] * 8
+    states = task_states(run)
+    states.pop("monitor")
+    assert set(states.values()) == {"Cached"}
+
+
+def test_one_stage_works_on_the_outputs_of_a_named_run_with_its_configuration(tmp_path: Path) -> None:
+    traceforge(run="new", runs_dir=str(tmp_path), stages=["ingest", "model"], config=RunConfig(sft={"max_steps": 99}))
+    run = Run.open(tmp_path)
+    summary = traceforge(run="latest", runs_dir=str(tmp_path), stages=["datasets"])
+    assert summary["run_id"] == run.run_id
+    assert (run.stage_dir("datasets") / "output.txt").read_text() == "datasets from ingest, model\n"
+    kept = RunConfig.model_validate_json((run.path / "config.json").read_text())
+    assert kept.sft.max_steps == 99, "the run's own configuration was kept"
+    assert kept.sft.batch_size == load_config().sft.batch_size, "the rest came from the default preset"
+    assert set(task_states(run)) == {"datasets"}
+
+
+def test_a_stage_without_its_inputs_says_what_to_run_first(tmp_path: Path) -> None:
+    traceforge(run="new", runs_dir=str(tmp_path), stages=["ingest"])
+    with pytest.raises(TraceForgeError, match="needs the outputs of stage model"):
+        traceforge(run="latest", runs_dir=str(tmp_path), stages=["datasets"])
+
+
+def test_refresh_does_the_work_again(tmp_path: Path) -> None:
+    traceforge(run="new", runs_dir=str(tmp_path), stages=["ingest"])
+    run = Run.open(tmp_path)
+    first = (run.stage_dir("ingest") / "output.txt").stat().st_ino
+    summary = traceforge(run="latest", runs_dir=str(tmp_path), stages=["ingest"], refresh=True)
+    assert summary["stages"][0]["reused"] is False
+    assert (run.stage_dir("ingest") / "output.txt").stat().st_ino != first
+
+
+def test_a_failed_verdict_fails_the_flow_after_its_report_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_COMPARE", "disagree")
+    with pytest.raises(ParityFailed, match="does not agree with the oracle"):
+        traceforge(run="new", runs_dir=str(tmp_path))
+    run = Run.open(tmp_path)
+    assert "# The report" in artifacts(run)["compare-report"]
+    assert task_states(run)["compare"] == "Completed"
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(flow_run_of(run)).state_name == "Failed"
+
+
+def test_a_failed_training_stops_the_monitor_and_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SFT", "fail")
+    before = threading.active_count()
+    with pytest.raises(TraceForgeError, match="asked to fail"):
+        traceforge(run="new", runs_dir=str(tmp_path))
+    run = Run.open(tmp_path)
+    states = task_states(run)
+    assert states["sft"] == "Failed" and states["monitor"] == "Completed" and "oracle" not in states
+    assert last_session(run)["stages"]["sft"]["status"] == "failed"
+    assert (run.path / "monitoring" / "host_monitor.csv").read_text().startswith("ts,elapsed_s,pid,")
+    assert threading.active_count() <= before + 2, "no sampler thread is left"
+    assert run.result("sft") is None
+
+
+def test_a_run_is_worked_on_by_one_process_at_a_time(tmp_path: Path) -> None:
+    traceforge(run="new", runs_dir=str(tmp_path), stages=["ingest"])
+    with Run.open(tmp_path).lock(), pytest.raises(TraceForgeError, match="being worked on"):
+        traceforge(run="latest", runs_dir=str(tmp_path), stages=["ingest"])
+
+
+def test_training_takes_slots_for_its_cards_and_other_stages_take_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import contextlib
+
+    held: list[int] = []
+
+    @contextlib.contextmanager
+    def note(count: int) -> Any:
+        held.append(count)
+        yield
+
+    monkeypatch.setattr(pipeline, "gpus_held", note)
+    monkeypatch.setattr("flows.gpus.visible_gpus", lambda: ["0", "1", "2"])
+    traceforge(run="new", runs_dir=str(tmp_path), config=RunConfig(model={"device": "cuda"}))
+    # ingest, model, datasets, sft, oracle, branch_parallel, evaluate, compare
+    assert held == [0, 0, 0, 1, 1, 2, 1, 0]
