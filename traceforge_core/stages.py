@@ -90,6 +90,14 @@ STAGES: dict[str, Stage] = {
             resumable=True,
         ),
         Stage(
+            "evaluate",
+            "Evaluate on held-out data",
+            "traceforge_core.evaluation.evaluate:evaluate",
+            ("evaluation", "model", "preference.beta", "preference.simpo_gamma"),
+            needs=("model", "datasets"),
+            uses=("sft", "oracle", "branch_parallel", "shared_prefix"),
+        ),
+        Stage(
             "compare",
             "Compare with the oracle",
             "traceforge_core.comparison.compare:compare",
@@ -111,17 +119,18 @@ def pipeline(config: RunConfig) -> list[str]:
 def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False) -> StageResult:
     """Do one stage of a run, or reuse its result. Raises TraceForgeError where a stage it needs is missing."""
     stage = STAGES[name]
+    starts_from_sft = name in ("oracle", "branch_parallel", "shared_prefix")
     found: dict[str, StageResult] = {}
     for needed in stage.needs + stage.uses:
         result = run.result(needed)
         if result is not None:
             found[needed] = result
-        elif needed in stage.needs or (needed == "sft" and config.preference.start_from == "sft"):
+        elif needed in stage.needs or (needed == "sft" and starts_from_sft and config.preference.start_from == "sft"):
             raise TraceForgeError(
                 f"Stage {name} needs the outputs of stage {needed}, which run {run.run_id} does not have. "
                 f"Run {needed} first, or name a run that has it with --run."
             )
-    if name != "compare" and config.preference.start_from == "base":
+    if starts_from_sft and config.preference.start_from == "base":
         found.pop("sft", None)
     function = stage.load()
     folders = {needed: result.path for needed, result in found.items()}

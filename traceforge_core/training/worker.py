@@ -126,6 +126,9 @@ def _train(job: Job, seat: Seat) -> None:
     mesh = join_mesh(job, seat.rank, seat.scratch)
     module, _, name = job.trainer.partition(":")
     trainer_class = getattr(import_module(module), name)
+    if job.kind == "evaluate":
+        trainer_class(job, seat.beat)
+        return
     way = import_module(f"traceforge_core.training.{'sft' if job.kind == 'sft' else 'preference'}")
     way.train(job, mesh, trainer_class, seat.beat)
 
