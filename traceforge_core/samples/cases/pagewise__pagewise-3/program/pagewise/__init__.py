@@ -1,0 +1,1 @@
+"""Listings in pages."""

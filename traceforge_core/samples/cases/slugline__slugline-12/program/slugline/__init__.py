@@ -1,0 +1,1 @@
+"""Readable names for URLs."""

@@ -1,0 +1,1 @@
+"""Small reader for comma separated lines."""
