@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent / "cases"
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Whole lines of a file, and new ones in their place. `misremembered` is what an agent may wrongly take for `old`."""
+    """Lines of a file, and new ones in their place. `misremembered` is what an agent may wrongly take for `old`."""
 
     old: str
     new: str
