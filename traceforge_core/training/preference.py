@@ -7,6 +7,7 @@ in another way.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -26,9 +27,10 @@ from traceforge_core.training.agreement import fingerprints, require_agreement
 from traceforge_core.training.arguments import shared_arguments
 from traceforge_core.training.job import Job
 from traceforge_core.training.mesh import Mesh
-from traceforge_core.training.pairs import PairDataset
+from traceforge_core.training.pairs import IGNORED, PairDataset
 from traceforge_core.training.recorded import Recorded, StepTally, gradient_norm, peak_memory_mib
 from traceforge_core.training.records import truncate_records
+from traceforge_core.training.sketch import sketch
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +48,23 @@ class PairTrainer(Recorded, CPOTrainer):
     """
 
     mesh: Mesh = Mesh()
+    workers_may_be_apart = 1e-5
 
     def computes(self, micro_batch: int) -> bool:
         return micro_batch % self.mesh.replicas == self.mesh.replica
 
     def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> Any:
         outputs = super().concatenated_forward(model, batch)
+        for branch in ("chosen", "rejected"):
+            self.note_scored(batch[f"{branch}_labels"][:, 1:] != IGNORED)
         self.require_finite_scores(batch, outputs[0], outputs[1])
         return outputs
+
+    def note_scored(self, counted: torch.Tensor) -> None:
+        """Tell the step log which tokens this worker's scores are means over: bool, any shape. Each strategy calls it
+        with what it really counted, for what itself computed."""
+        if self.tally is not None and self.model.training:
+            self.tally.scored_tokens += int(counted.sum())
 
     def require_finite_scores(self, batch: dict[str, Any], chosen: torch.Tensor, rejected: torch.Tensor) -> None:
         """Raises TraceForgeError naming the pairs whose score is NaN or inf. Every branch sees both scores, so every
@@ -97,6 +108,8 @@ class PairTrainer(Recorded, CPOTrainer):
             tally.first_bad,
             float(finite),
             self.trace(),
+            tally.scored_tokens,
+            data_hash(tally.ids),
         ]
         rows = mesh.gather(own)
         mesh.score_seconds = mesh.gradient_seconds = 0.0
@@ -104,10 +117,17 @@ class PairTrainer(Recorded, CPOTrainer):
         if not all(columns[9]):
             bad = [int(value) for value in columns[8] if value >= 0]
             self.raise_not_finite(tally, min(bad) if bad else -1)
-        self._require_equal_weights(columns[10])
+        tally.workers_apart = self._require_equal_weights(columns[10])
         lacking = sum(columns[0]) - tally.loss
         tally.loss, pairs, tally.score_chosen, tally.score_rejected, tally.correct = (sum(columns[i]) for i in range(5))
         tally.pairs = int(pairs)
+        tally.scored_tokens = int(sum(columns[11]))
+        seen = columns[12] if len(set(columns[12])) > 1 else columns[12][:1]
+        tally.data = "+".join(f"{int(value):012x}" for value in seen)
+        if self.writes:
+            trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+            tally.weights_sketch = sketch(trained)
+            tally.gradient_sketch = sketch((name, p.grad) for name, p in trained if p.grad is not None)
         # The last to arrive waits for nobody: its time is the exchange itself, the others' has their waiting in it.
         tally.exchange_seconds = min(columns[5]) + min(columns[6])
         tally.peak_memory_mib = max(columns[7])
@@ -115,19 +135,23 @@ class PairTrainer(Recorded, CPOTrainer):
         return lacking
 
     def trace(self) -> float:
-        """One number that moves when any trained weight moves: their sum with alternating signs."""
+        """One number that moves when any trained weight moves: their sum, weighted 1, 2, 3, 1, 2, 3, ..."""
         if self.mesh.size == 1:
             return 0.0
         weights = [parameter.detach().reshape(-1).double() for parameter in self.trained_parameters()]
-        return float(sum(weight[::2].sum() - weight[1::2].sum() for weight in weights))
+        return float(sum(k * weight[k - 1 :: 3].sum() for weight in weights for k in (1, 2, 3)))
 
-    def _require_equal_weights(self, traces: tuple[float, ...]) -> None:
+    def _require_equal_weights(self, traces: tuple[float, ...]) -> float:
+        if self.mesh.size == 1:
+            return 0.0
         size = math.sqrt(sum(float(p.detach().double().square().sum()) for p in self.trained_parameters()))
-        if self.mesh.size > 1 and max(traces) - min(traces) > 1e-5 * size:
+        apart = (max(traces) - min(traces)) / size if size else 0.0
+        if apart > self.workers_may_be_apart:
             raise TraceForgeError(
                 f"The adapters of the workers have drifted apart by step {self.state.global_step + 1} (checks "
                 f"{', '.join(f'{trace:.9g}' for trace in traces)}): some gradient was not summed. Please report this."
             )
+        return apart
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None):
         return super().prediction_step(model, inputs, True, ignore_keys)
@@ -149,12 +173,31 @@ def preference_arguments(job: Job, rank: int) -> CPOConfig:
     )
 
 
-def train(job: Job, mesh: Mesh, trainer_class: type[PairTrainer], beat: Callable[[str], None]) -> None:
-    """A worker's way through a preference stage: load, agree, train (from the last checkpoint), save."""
+def data_hash(ids: list[list[str]]) -> int:
+    """48 bits of a hash of a step's pair ids, micro-batch by micro-batch: few enough to travel as a float64."""
+    return int(hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12], 16)
+
+
+def train(
+    job: Job,
+    mesh: Mesh,
+    trainer_class: type[PairTrainer],
+    beat: Callable[[str], None],
+    load: Callable[..., tuple[Any, Any]] = load_model,
+) -> None:
+    """A worker's way through a preference stage: load, agree, train (from the last checkpoint), save.
+
+    `load` is `load_model`, or does the same with a model that is there already.
+    """
+    if job.planted_fault is not None:
+        from traceforge_core.comparison.faults.registry import plant
+
+        trainer_class = plant(job.planted_fault, trainer_class)
+        logger.warning("The fault %s is planted in this worker, to see whether it is found.", job.planted_fault)
     pairs = PairDataset(job.data)
     held_out = PairDataset(job.held_out) if job.held_out is not None else None
     beat("loading the model")
-    model, tokenizer = load_model(
+    model, tokenizer = load(
         job.model_dir,
         job.config.model,
         device=job.device,
