@@ -44,9 +44,10 @@ class IngestConfig(Section):
     )
     outcomes: list[str] = Field(
         default_factory=list,
-        description="More outcome files (SWE-bench run reports, per-instance reports) or folders of them. "
-        "Those inside `path` are found by themselves.",
+        description="More outcome files (SWE-bench run reports, per-instance reports, a CSV or JSONL table of case, "
+        "run, resolved) or folders of them. Those inside `path` are found by themselves.",
     )
+    workers: Positive | None = Field(None, description="Processes that read trajectories; empty: one a core.")
 
 
 class SplitConfig(Section):

@@ -45,7 +45,7 @@ class Stage:
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("ingest", "Read trajectories", "traceforge_core.trajectories.ingest:ingest", ("ingest",)),
+        Stage("ingest", "Read trajectories", "traceforge_core.trajectories.ingest:ingest", ("ingest",), resumable=True),
         Stage("model", "Prepare the model", "traceforge_core.modeling.prepare:prepare_model", ("model",)),
         Stage(
             "datasets",

@@ -9,12 +9,16 @@ resolved.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import orjson
+
+from traceforge_core.errors import TraceForgeError
 from traceforge_core.trajectories.model import OutcomeLabel
 
 # Words in the first bytes of a file that make it worth parsing as an outcome file.
@@ -124,20 +128,18 @@ def _nested(value: Mapping[str, Any]) -> list[Claim] | None:
 
 def _harbor(value: Mapping[str, Any]) -> list[Claim] | None:
     if "trial_name" not in value and "verifier_result" not in value:
-        return None if set(value) != {"reward"} else _reward(None, value["reward"])
+        return None if set(value) != {"reward"} else _reward(value["reward"])
     result = value.get("verifier_result")
     rewards = result.get("rewards") if isinstance(result, dict) else None
     reward = rewards.get("reward", next(iter(rewards.values()), None)) if isinstance(rewards, dict) else None
-    case = value.get("task_name") or value.get("task_id")
-    if value.get("exception_info") or reward is None:
-        return []
-    return _reward(case if isinstance(case, str) else None, reward)
+    # The task's name is not used: a trial's folder names it too, and what lies there is what the result is about.
+    return [] if value.get("exception_info") or reward is None else _reward(reward)
 
 
-def _reward(case: str | None, reward: Any) -> list[Claim] | None:
+def _reward(reward: Any) -> list[Claim] | None:
     if isinstance(reward, bool) or not isinstance(reward, (int, float)):
         return None
-    return [Claim(case, "resolved" if reward >= 1 else "unresolved", "reward")]
+    return [Claim(None, "resolved" if reward >= 1 else "unresolved", "reward")]
 
 
 def _rows(value: Any) -> list[Claim] | None:
@@ -164,6 +166,43 @@ def as_label(value: Any) -> OutcomeLabel | None:
     if isinstance(value, bool) or (isinstance(value, (int, float)) and value in (0, 1)):
         return "resolved" if value else "unresolved"
     return None
+
+
+def read_table(path: Path) -> list[tuple[str, str | None, OutcomeLabel]]:
+    """A user's own table of outcomes: (case, run or None, label) of each row.
+
+    CSV or TSV with a header, or JSON Lines, with the columns `case` and `resolved` and, where a case has several runs,
+    `run`. Raises TraceForgeError naming the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceForgeError(f"{path} (ingest.outcomes) cannot be read: {error}. Give a UTF-8 file.") from None
+    rows: Iterable[tuple[int, Any]]
+    if path.suffix.lower() in (".csv", ".tsv"):
+        reader = csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        rows = ((reader.line_num, row) for row in reader)
+    else:
+        rows = ((number, _json_row(line)) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+    table = []
+    for number, row in rows:
+        case = (row.get("case") or row.get("instance_id")) if isinstance(row, dict) else None
+        label = as_label(row.get("resolved")) if isinstance(row, dict) else None
+        if not isinstance(case, str) or label is None:
+            raise TraceForgeError(
+                f"{path} line {number} (ingest.outcomes): expected the columns case, run (may be empty) and resolved "
+                "(true or false). Mend the line or remove the file from ingest.outcomes."
+            )
+        run = row.get("run")
+        table.append((case, run if isinstance(run, str) and run else None, label))
+    return table
+
+
+def _json_row(line: str) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
 
 
 class Outcomes:
@@ -202,7 +241,7 @@ class Outcomes:
         report = _Report(source, anchor, frozenset(self._names(path)))
         for claim in claims:
             case = claim.case
-            if case is None and anchor != path.parent:
+            if case is None and anchor != path.parent and path.parent.name != "verifier":
                 case = path.parent.name
             self._by_case.setdefault(case, []).append((report, claim))
 
@@ -212,13 +251,14 @@ class Outcomes:
 
     def decide(self, case: str, run: str, path: str) -> Decision:
         """What the files say about the trajectory of a case in the file at `path`, relative to the corpus's root."""
-        stated = self._stated.get((case, run)) or self._stated.get((case, None))
-        if stated:
-            return _agree([(label, where) for label, where in stated])
+        for name in (run, *re.split(r"[/#]", run), None):
+            if stated := self._stated.get((case, name)):
+                return _agree(stated)
         folder = PurePosixPath(path).parent
         above = {folder.as_posix(), *(parent.as_posix() for parent in folder.parents)}
         found = [(report, claim) for report, claim in self._by_case.get(case, []) if report.anchor.as_posix() in above]
-        found += [(report, claim) for report, claim in self._by_case.get(None, []) if report.anchor == folder]
+        near = (folder, folder.parent)  # a file without a case speaks of its own folder, as Harbor's `agent/` has it
+        found += [(report, claim) for report, claim in self._by_case.get(None, []) if report.anchor in near]
         if not found:
             return Decision()
         parts = set(folder.parts) | {run}

@@ -7,12 +7,14 @@ and cleaned, because Arrow and tokenizers refuse it too.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import orjson
 import zstandard
@@ -21,24 +23,23 @@ from traceforge_core.trajectories.formats.protocol import Unreadable
 
 # A single JSON document or line above this is set aside: parsed, it would not fit into a worker's share of memory.
 DOCUMENT_LIMIT = 128 << 20
+CHUNK_BYTES = 4 << 20
 HEAD_BYTES = 4096
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
 PACKED_SUFFIXES = (".gz", ".zst")
+_BRACKET_OR_QUOTE = re.compile(rb'["\[\]{}]')
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
     """The file's bytes, unpacked where its first bytes say gzip or Zstandard."""
     file = path.open("rb")
-    try:
-        magic = file.read(4)
-        file.seek(0)
-        if magic[:2] == b"\x1f\x8b":
-            return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-        if magic == b"\x28\xb5\x2f\xfd":
-            return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=True)
-    except BaseException:
+    magic = file.peek(4)[:4]
+    if magic[:2] == b"\x1f\x8b":
         file.close()
-        raise
+        return cast(IO[bytes], gzip.open(path))
+    if magic == b"\x28\xb5\x2f\xfd":
+        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
     return file
 
 
@@ -80,11 +81,41 @@ def parse(data: bytes) -> Any:
         return _parse_leniently(data, error)
 
 
-def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, with their numbers from 1."""
-    for number, line in enumerate(_as_utf8(data).split(b"\n"), 1):
-        if line.strip():
-            yield number, line
+def array_items(path: Path) -> Iterator[Any]:
+    """The objects and arrays of a JSON array that is too large to be parsed at once, one by one.
+
+    Only brackets and strings are looked at to find where an item ends; `parse` then reads it. Raises Unreadable where
+    the file is no array, ends in the middle, or holds an item above the limit.
+    """
+    with open_bytes(path) as file:
+        buffer = file.read(CHUNK_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if not buffer.startswith(b"["):
+            raise Unreadable("too_large", f"one JSON document of more than {DOCUMENT_LIMIT >> 20} MiB; write JSONL")
+        depth, start, position = 0, 0, 0
+        while True:
+            found = _BRACKET_OR_QUOTE.search(buffer, position)
+            string_end = _STRING.match(buffer, found.start()) if found and found.group() == b'"' else None
+            if found is None or (found.group() == b'"' and string_end is None):
+                position = found.start() if found else len(buffer)
+                keep = start if depth > 1 else position
+                if len(buffer) - keep > DOCUMENT_LIMIT:
+                    raise Unreadable("too_large", f"an item of more than {DOCUMENT_LIMIT >> 20} MiB in an array")
+                more = file.read(max(CHUNK_BYTES, len(buffer) - keep))
+                if not more:
+                    raise Unreadable("invalid_json", "the file ends in the middle of an array")
+                buffer, start, position = buffer[keep:] + more, start - keep, position - keep
+            elif string_end is not None:
+                position = string_end.end()
+            else:
+                position = found.end()
+                opens = found.group() in b"[{"
+                depth += 1 if opens else -1
+                if opens and depth == 2:
+                    start = found.start()
+                elif not opens and depth == 1:
+                    yield parse(buffer[start:position])
+                elif depth == 0:
+                    return
 
 
 def _as_utf8(data: bytes) -> bytes:

@@ -1,8 +1,7 @@
-"""Files to trajectories: which files of a folder to read, which format each has, and what to set aside.
+"""Files to trajectories: which format each has, what it holds, and what to set aside.
 
-    corpus = survey(folder)
-    for path in corpus.files:
-        for item in read_file(corpus.root, path):    # Trajectory or Quarantined
+    for unit in survey(folder).units:
+        for item in read_unit(folder, unit):    # Trajectory or Quarantined
             ...
 
 The format is found by content. A file may be one JSON document, JSON Lines, or Parquet, packed or not; it may hold one
@@ -12,161 +11,143 @@ trajectory or many. Whatever cannot be read becomes a `Quarantined` with its rea
 from __future__ import annotations
 
 import logging
-import os
 import re
 import zlib
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain, islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import zstandard
 
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.formats import detect
+from traceforge_core.trajectories.formats.completion_log import CompletionLog
 from traceforge_core.trajectories.formats.protocol import Format, Unreadable
 from traceforge_core.trajectories.model import Trajectory
 from traceforge_core.trajectories.parsing import (
-    DATA_SUFFIXES,
     DOCUMENT_LIMIT,
-    PACKED_SUFFIXES,
+    array_items,
     open_bytes,
     parse,
     read_head,
     read_whole,
 )
+from traceforge_core.trajectories.survey import Quarantined, Unit, label_of
 
 log = logging.getLogger(__name__)
 
-SKIPPED_FOLDERS = {".git", "__pycache__", "node_modules", ".venv"}
 SAMPLE_LINES = 50
 # Names that say what a file is and not which case it is about.
-GENERIC_NAMES = set("trajectory traj output events history session messages result results trace".split())
-GENERIC_FOLDERS = set("agent agents logs trajs traj trajectories output outputs events completions".split())
-_JSON_START = re.compile(rb'\s*(\{\s*"|\{\s*\}|\[\s*[\[{"\]])')
+_GENERIC_NAME = re.compile(r"traj(ectory)?|output|events|history|session|messages|results?|trace", re.IGNORECASE)
+_GENERIC_FOLDER = re.compile(r"agents?|logs|trajs?|trajectories|outputs?|events|completions|\.", re.IGNORECASE)
+_HARBOR_TRIAL = re.compile(r"(.+)__[A-Za-z0-9]{6,8}")
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
-    """Something that was set aside: `reason` is a fixed word to count by, `detail` says where and why."""
+class _Found:
+    """A value to be read on its own: `key` tells it from others of its file, `form` is its format or what is wrong with
+    it, `torn` counts lines of a log that are no JSON."""
 
-    source: str
-    reason: str
-    detail: str
-
-
-@dataclass(slots=True)
-class Corpus:
-    """What lies in a folder. Paths are relative to `root`, in the order in which they are read."""
-
-    root: Path
-    files: list[str] = field(default_factory=list)
-    outcome_files: dict[str, list[outcomes.Claim]] = field(default_factory=dict)
-    other_files: Counter[str] = field(default_factory=Counter)
-    unreadable: list[Quarantined] = field(default_factory=list)
+    key: str
+    value: Any
+    form: Format | Unreadable
+    torn: int = 0
 
 
-def survey(path: Path) -> Corpus:
-    """Sort the files below a folder (or a single file) into trajectory files, outcome files and others, by their first
-    bytes. Parses outcome files only."""
-    if path.is_file():
-        return Corpus(path.parent, [path.name])
-    corpus = Corpus(path)
+def read_unit(
+    root: Path, unit: Unit, watch: Callable[[Any, list[Trajectory]], None] | None = None
+) -> Iterator[Trajectory | Quarantined]:
+    """Every trajectory in a unit, in order, or what is wrong with it. Sources are `path`, `path:LINE` or `path#KEY`.
 
-    def refused(error: OSError) -> None:
-        corpus.unreadable.append(
-            Quarantined(_relative(path, Path(error.filename or path)), "cannot_read", error.strerror or str(error))
-        )
-
-    for folder, subfolders, names in os.walk(path, onerror=refused):
-        subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS)
-        for name in sorted(names):
-            file = Path(folder, name)
-            if not file.is_file():
-                corpus.other_files["not a file"] += 1
-                continue
-            _sort(corpus, file)
-    corpus.files.sort()
-    return corpus
+    `watch` is called with each value and what was read from it, for those who compare the two.
+    """
+    if len(unit.paths) == 1:
+        yield from _read_file(root, unit.paths[0], watch)
+        return
+    events, torn = _one_event_a_file(root, unit)
+    form = detect(events, logs=True)
+    if form is not None:
+        yield from _read_value(root, unit.label, _Found("", events, form, torn), watch)
+        return
+    yield from _without_superseded(item for path in unit.paths for item in _read_file(root, path, watch))
 
 
-def _sort(corpus: Corpus, file: Path) -> None:
-    relative = os.path.relpath(file, corpus.root)
-    head = read_head(file)
-    if any(hint in head for hint in outcomes.HINTS):
-        claims = _claims_of(file)
-        if claims is not None:
-            corpus.outcome_files[label_of(relative)] = claims
-            return
-    if b'"model_patch"' in head and _is_predictions(file):
-        corpus.other_files["predictions"] += 1
-    elif is_data_name(file.name) or _JSON_START.match(head.removeprefix(b"\xef\xbb\xbf")) or head[:4] == b"PAR1":
-        corpus.files.append(relative)
-    else:
-        corpus.other_files[file.suffix.lower() or "without suffix"] += 1
-
-
-def is_data_name(name: str) -> bool:
-    """Whether a file's name promises data, so that it must be read or reported."""
-    name = name.lower()
-    for suffix in PACKED_SUFFIXES:
-        name = name.removesuffix(suffix)
-    return name.endswith(DATA_SUFFIXES)
-
-
-def _claims_of(file: Path) -> list[outcomes.Claim] | None:
-    try:
-        return outcomes.claims_in(parse(read_whole(file)))
-    except Unreadable:
-        return None
-
-
-def _is_predictions(file: Path) -> bool:
-    """SWE-bench predictions: patches by case, no trajectory in them."""
-    try:
-        value = parse(read_whole(file))
-    except Unreadable:
-        return False
-    rows = list(value.values()) if isinstance(value, dict) and "model_patch" not in value else value
-    rows = [rows] if isinstance(rows, dict) else rows
-    return isinstance(rows, list) and all(
-        isinstance(row, dict) and "model_patch" in row and not ({"messages", "trajectory", "history"} & row.keys())
-        for row in rows
-    )
-
-
-def read_file(root: Path, relative: str) -> Iterator[Trajectory | Quarantined]:
-    """Every trajectory in a file, in order, or what is wrong with it. Sources are `path`, `path:LINE` or `path#KEY`."""
+def _read_file(
+    root: Path, relative: str, watch: Callable[[Any, list[Trajectory]], None] | None
+) -> Iterator[Trajectory | Quarantined]:
     source = label_of(relative)
     try:
-        for key, value, form in _values(root / relative):
-            yield from _read_value(root, source, key, value, form)
+        for found in _values(root / relative):
+            yield from _read_value(root, source, found, watch)
     except Unreadable as problem:
         yield Quarantined(source, problem.reason, problem.detail)
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
         yield Quarantined(source, "cannot_read", str(error))
 
 
-_Value = tuple[str, Any, Format | Unreadable]
+def _one_event_a_file(root: Path, unit: Unit) -> tuple[list[Any], int]:
+    """The values of a unit's files where each holds one event; empty where the first holds something else."""
+    events: list[Any] = []
+    torn = 0
+    for path in unit.paths:
+        try:
+            value = parse(read_whole(root / path))
+        except Unreadable:
+            torn += 1
+            continue
+        if not isinstance(value, dict) or "kind" not in value:
+            return [], 0
+        events.append(value)
+    return events, torn
 
 
-def _values(path: Path) -> Iterator[_Value]:
-    """The values of a file that are to be read on their own: (key, value, its format or what is wrong with it)."""
-    head = read_head(path)
-    if head[:4] == b"PAR1":
+def _without_superseded(items: Iterable[Trajectory | Quarantined]) -> Iterator[Trajectory | Quarantined]:
+    """Leave out each logged call that the next one goes on from; the last of a run says how many there were."""
+    held: Trajectory | None = None
+    for item in items:
+        if isinstance(item, Quarantined) or item.format != CompletionLog.name:
+            yield item
+            continue
+        if held is not None:
+            if _goes_on(held, item):
+                earlier = held.left_out.get("earlier_call_of_the_run", 0)
+                item.left_out = {**item.left_out, "earlier_call_of_the_run": earlier + 1}
+            else:
+                yield held
+        held = item
+    if held is not None:
+        yield held
+
+
+def _goes_on(before: Trajectory, after: Trajectory) -> bool:
+    """Whether a conversation starts with all of another. Its last turn is compared by its actions and text alone."""
+    if len(before.messages) > len(after.messages):
+        return False
+    return all(
+        (a.role, a.content.strip()) == (b.role, b.content.strip())
+        for a, b in zip(before.messages, after.messages, strict=False)
+    )
+
+
+def _values(path: Path) -> Iterator[_Found]:
+    """The values of a file that are to be read on their own."""
+    if read_head(path, 4) == b"PAR1":
         yield from _known_rows(_parquet_rows(path), "#")
         return
     first = _first_line(path)
     if first is not None:
         value, is_all = first
-        if not is_all:
-            yield from _lines(path)
-            return
-        yield from _document(value)
+        yield from _document(value) if is_all else _lines(path)
         return
-    data = read_whole(path)
+    try:
+        data = read_whole(path)
+    except Unreadable as problem:
+        if problem.reason != "too_large":
+            raise
+        yield from _known_rows(((str(i), row) for i, row in enumerate(array_items(path))), "#")
+        return
     try:
         value = parse(data)
     except Unreadable as problem:
@@ -184,6 +165,8 @@ def _first_line(path: Path) -> tuple[Any, bool] | None:
     with open_bytes(path) as file:
         line = file.readline(DOCUMENT_LIMIT)
         if line.lstrip()[:1] not in (b"{", b"[") and not line.startswith(b"\xef\xbb\xbf"):
+            return None
+        if len(line.strip()) < 3:  # a bracket: the first line of a document on many
             return None
         try:
             value = parse(line)
@@ -211,30 +194,32 @@ def _looks_like_lines(data: bytes) -> bool:
     return objects > 0 and good * 2 > total
 
 
-def _document(value: Any) -> Iterator[_Value]:
+def _document(value: Any) -> Iterator[_Found]:
     """One JSON document: a trajectory, a log in an array, or an array of rows."""
     form = detect(value) or (detect(value, logs=True) if isinstance(value, list) else None)
     if form is None and isinstance(value, dict):
         form = detect([value], logs=True)
         value = value if form is None else [value]
     if form is not None:
-        yield "", value, form
+        yield _Found("", value, form)
     elif isinstance(value, list) and value:
         yield from _known_rows(((str(i), row) for i, row in enumerate(value)), "#")
     else:
         raise Unreadable("unknown_format", describe(value))
 
 
-def _lines(path: Path) -> Iterator[_Value]:
+def _lines(path: Path) -> Iterator[_Found]:
     """JSON Lines: a log, where the first lines together are one, else rows."""
     lines = _parsed_lines(path)
     sample = list(islice(lines, SAMPLE_LINES))
     form = detect([value for _, value in sample if not isinstance(value, Unreadable)], logs=True)
-    if form is None:
+    rows_known = form is None or any(detect(value) for _, value in sample[:3] if not isinstance(value, Unreadable))
+    if form is None or rows_known:
         yield from _known_rows(((str(number), value) for number, value in chain(sample, lines)), ":")
         return
     everything = [value for _, value in chain(sample, lines)]
-    yield "", everything, form
+    good = [value for value in everything if not isinstance(value, Unreadable)]
+    yield _Found("", good, form, len(everything) - len(good))
 
 
 def _parsed_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -256,33 +241,40 @@ def _parsed_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, problem
 
 
-def _known_rows(rows: Iterator[tuple[str, Any]], mark: str) -> Iterator[_Value]:
+def _known_rows(rows: Iterator[tuple[str, Any]], mark: str) -> Iterator[_Found]:
     """Rows with the format of each. A file whose first rows are all of no known format is one problem, not
     thousands."""
-    first: list[_Value] = []
+    first: list[_Found] = []
     known = False
     for key, value in rows:
-        form = value if isinstance(value, Unreadable) else detect(value) or detect([value], logs=True)
-        if form is not None and not isinstance(form, Unreadable) and form.is_log:
-            value = [value]
-        item = (mark + key, value, form or Unreadable("unknown_format", describe(value)))
+        item = _row(mark + key, value)
         if known:
             yield item
             continue
         first.append(item)
-        known = form is not None and not isinstance(form, Unreadable)
+        known = not isinstance(item.form, Unreadable)
         if known:
             yield from first
         elif len(first) >= SAMPLE_LINES:
             break
-    if not known:
-        if not first:
-            raise Unreadable("no_rows", "the file holds no rows")
-        problems = [form.reason for _, _, form in first if isinstance(form, Unreadable)]
-        if len(first) == 1 or "unknown_format" not in problems:
-            yield from first
-            return
-        raise Unreadable("unknown_format", f"rows of no known format; the first is {describe(first[0][1])}")
+    if known:
+        return
+    if not first:
+        raise Unreadable("no_rows", "the file holds no rows")
+    problems = [item.form.reason for item in first if isinstance(item.form, Unreadable)]
+    if len(first) > 1 and "unknown_format" in problems:
+        raise Unreadable("unknown_format", f"rows of no known format; the first is {describe(first[0].value)}")
+    yield from first
+
+
+def _row(key: str, value: Any) -> _Found:
+    if isinstance(value, Unreadable):
+        return _Found(key, None, value)
+    if form := detect(value):
+        return _Found(key, value, form)
+    if form := detect([value], logs=True):
+        return _Found(key, [value], form)
+    return _Found(key, value, Unreadable("unknown_format", describe(value)))
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -296,51 +288,56 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
                 for row in batch.to_pylist():
                     yield str(number), row
                     number += 1
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
         raise Unreadable("damaged_parquet", str(error)) from None
 
 
 def _read_value(
-    root: Path, source: str, key: str, value: Any, form: Format | Unreadable
+    root: Path, path: str, found: _Found, watch: Callable[[Any, list[Trajectory]], None] | None
 ) -> Iterator[Trajectory | Quarantined]:
-    where = source + key
-    if isinstance(form, Unreadable):
-        yield Quarantined(where, form.reason, form.detail)
+    where = path + found.key
+    if isinstance(found.form, Unreadable):
+        yield Quarantined(where, found.form.reason, found.form.detail)
         return
     try:
-        trajectories = list(form.read(value))
+        trajectories = [item for item in found.form.read(found.value) if item.messages]
         if not trajectories:
-            raise Unreadable("no_messages", f"{form.name} without a single message")
-        several = len(trajectories) > 1
+            raise Unreadable("no_messages", f"{found.form.name} without a single message")
         for number, trajectory in enumerate(trajectories):
-            if not trajectory.messages:
-                yield Quarantined(where, "no_messages", f"{form.name} without a single message")
-                continue
-            name = trajectory.run or str(number)
-            trajectory.source = f"{where}#{name}" if several else where
-            _place(trajectory, root, source, key)
-            yield trajectory
+            several = f"#{trajectory.run or number}" if len(trajectories) > 1 else ""
+            trajectory.source = where + several
+            _place(trajectory, root, path, found.key, several)
+        if found.torn:
+            first = trajectories[0]
+            first.left_out = {**first.left_out, "unparsable_line": found.torn}
     except Unreadable as problem:
         yield Quarantined(where, problem.reason, problem.detail)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         # A value that has a format's outline but not its inside. Which of the countless ways it is broken matters less
         # than that it is set aside and counted.
-        log.debug("%s cannot be read as %s", where, form.name, exc_info=True)
-        yield Quarantined(where, "malformed", f"{form.name}: {type(error).__name__}: {error}")
+        log.debug("%s cannot be read as %s", where, found.form.name, exc_info=True)
+        yield Quarantined(where, "malformed", f"{found.form.name}: {type(error).__name__}: {error}")
+    else:
+        if watch is not None:
+            watch(found.value, [replace(trajectory) for trajectory in trajectories])
+        yield from trajectories
 
 
-def _place(trajectory: Trajectory, root: Path, path: str, key: str) -> None:
-    """Name case and run from the path where the value itself does not."""
+def _place(trajectory: Trajectory, root: Path, path: str, key: str, several: str) -> None:
+    """Name case and run from the path where the value itself does not. The run tells apart what has the same case."""
     stem = outcomes.stem_of(path)
-    parents = Path(path).parent.parts
+    parents = PurePosixPath(path).parent.parts
     if not trajectory.case:
-        named = [part for part in reversed(parents) if part.lower() not in GENERIC_FOLDERS]
-        trajectory.case = named[0] if stem.lower() in GENERIC_NAMES and named else stem
-    folder = outcomes.run_folder(path, trajectory.case)
-    run = folder
-    if stem != trajectory.case and stem.lower() not in GENERIC_NAMES:
+        named = [part for part in reversed(parents) if not _GENERIC_FOLDER.fullmatch(part)]
+        trajectory.case = named[0] if named and _GENERIC_NAME.fullmatch(stem) else stem
+        trial = _HARBOR_TRIAL.fullmatch(trajectory.case) if trajectory.format == "atif" else None
+        if trial:
+            trajectory.case = trial.group(1)
+    trajectory.case = trajectory.case[:300]
+    run = outcomes.run_folder(path, trajectory.case)
+    if stem != trajectory.case and not _GENERIC_NAME.fullmatch(stem):
         run = f"{run}/{stem}" if run else stem
-    own = trajectory.run or key.lstrip(":#")
+    own = several.lstrip("#") or trajectory.run or key.lstrip(":#")
     if own and own != run:
         run = f"{run}#{own}" if run else own
     trajectory.run = run or root.name or "run"
@@ -354,12 +351,3 @@ def describe(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}: {describe(value[0])}" if value else "an empty list"
     return f"a {type(value).__name__} ({str(value)[:60]!r})"
-
-
-def label_of(relative: str) -> str:
-    """A path as it stands in reports: forward slashes, and valid Unicode whatever the file system holds."""
-    return os.fsencode(relative.replace(os.sep, "/")).decode("utf-8", "replace")
-
-
-def _relative(root: Path, path: Path) -> str:
-    return label_of(os.path.relpath(path, root))

@@ -11,7 +11,7 @@ keys of all the others, and refuses mixed types. The same trajectories in the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,9 +39,11 @@ class TrajectoryWriter:
     part, so that a reader can tell "none" from "not there".
     """
 
-    def __init__(self, folder: Path, first_part: int = 0) -> None:
+    def __init__(self, folder: Path, first_part: int = 0, one_part: bool = False) -> None:
         self.folder = folder
         self.next_part = first_part
+        self._part_limit = None if one_part else PART_BYTES
+        self._empty = True
         self._file: pq.ParquetWriter | None = None
         self._rows: list[dict[str, str | None]] = []
         self._group_bytes = 0
@@ -52,10 +54,17 @@ class TrajectoryWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None and self._file is None and self.next_part == 0:
-            self._open()
         if kind is None:
-            self._flush()
+            self.close()
+        elif self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def close(self) -> None:
+        """Write what is still in memory and finish the part."""
+        self._flush()
+        if self._empty:
+            self._open()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -82,6 +91,7 @@ class TrajectoryWriter:
             self._file = pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=1, use_dictionary=False)
             self.next_part += 1
             self._part_bytes = 0
+            self._empty = False
         return self._file
 
     def _flush(self) -> None:
@@ -92,7 +102,7 @@ class TrajectoryWriter:
         self._part_bytes += self._group_bytes
         self._rows = []
         self._group_bytes = 0
-        if self._part_bytes >= PART_BYTES and self._file is not None:
+        if self._part_limit is not None and self._part_bytes >= self._part_limit and self._file is not None:
             self._file.close()
             self._file = None
 
@@ -103,7 +113,10 @@ def read_trajectories(ingest_dir: Path) -> Iterator[Trajectory]:
 
     Raises TraceForgeError where the folder holds none of the files.
     """
-    for row in read_rows(ingest_dir / FOLDER):
+    parts = sorted((ingest_dir / FOLDER).glob("part-*.parquet"))
+    if not parts:
+        raise TraceForgeError(f"There are no trajectories in {ingest_dir / FOLDER}. Run the ingest stage first.")
+    for row in read_rows(parts):
         yield trajectory_of(row)
 
 
@@ -117,11 +130,8 @@ def trajectory_of(row: dict[str, str | None]) -> Trajectory:
     )
 
 
-def read_rows(folder: Path) -> Iterator[dict[str, str | None]]:
-    """The rows of the parts in a folder, as text."""
-    parts = sorted(folder.glob("part-*.parquet"))
-    if not parts:
-        raise TraceForgeError(f"There are no trajectories in {folder}. Run the ingest stage first.")
+def read_rows(parts: Iterable[Path]) -> Iterator[dict[str, str | None]]:
+    """The rows of Parquet parts, as text."""
     for part in parts:
         with pq.ParquetFile(part) as file:
             for group in range(file.num_row_groups):

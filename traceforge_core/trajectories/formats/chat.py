@@ -40,7 +40,7 @@ _THINK = re.compile(r"\A\s*<think(?:ing)?>\n?(.*?)\n?</think(?:ing)?>\s*", re.DO
 
 def chat_message(raw: Mapping[str, Any], left_out: Counter[str]) -> Message:
     """One chat message with a `role`. Raises Unreadable for a role that nobody knows."""
-    role = ROLES.get(raw.get("role"))  # type: ignore[arg-type]
+    role = ROLES.get(str(raw.get("role")))
     if role is None:
         raise Unreadable("unknown_role", f"a message has the role {raw.get('role')!r}")
     content = raw.get("content")

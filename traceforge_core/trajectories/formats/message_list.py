@@ -1,4 +1,4 @@
-"""A bare list of chat messages, as old mini-swe-agent versions and many scripts write it."""
+"""A bare list of chat messages: a JSON array, as old mini-swe-agent versions write it, or one message a line."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from traceforge_core.trajectories.model import Trajectory
 
 
 class MessageList:
-    """`[{role, content, ...}, ...]`."""
+    """`[{role, content, ...}, ...]` in one JSON document."""
 
     name = "message-list"
     is_log = False
 
     def matches(self, value: Any) -> bool:
-        return (
-            isinstance(value, list)
-            and bool(value)
-            and all(isinstance(m, dict) and m.get("role") in (*ROLES, "exit") and "content" in m for m in value[:3])
-        )
+        return isinstance(value, list) and bool(value) and all(_is_message(message) for message in value[:3])
 
     def read(self, value: Any) -> Iterator[Trajectory]:
         left_out: Counter[str] = Counter()
         messages = read_messages(value, left_out, {})
         trajectory = Trajectory("", "", "", self.name, "", messages, left_out=dict(left_out))
-        if any(
-            not a.in_text and a.name == "bash" and set(a.arguments) == {"command"} for m in messages for a in m.actions
-        ):
+        calls = [action for message in messages for action in message.actions if not action.in_text]
+        if any(call.name == "bash" and set(call.arguments) == {"command"} for call in calls):
             trajectory.tools = [BASH_TOOL]
         yield trajectory
+
+
+class MessageLines(MessageList):
+    """The same, one message a line."""
+
+    is_log = True
+
+
+def _is_message(raw: Any) -> bool:
+    return isinstance(raw, dict) and raw.get("role") in (*ROLES, "exit") and ("content" in raw or "tool_calls" in raw)

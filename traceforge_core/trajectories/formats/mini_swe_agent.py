@@ -23,9 +23,9 @@ from traceforge_core.trajectories.formats.chat import (
     tool_calls,
 )
 from traceforge_core.trajectories.formats.protocol import Unreadable
+from traceforge_core.trajectories.formats.text_actions import fenced_command
 from traceforge_core.trajectories.model import Action, Message, Trajectory
 
-LANGUAGES = ("bash", "mswea_bash_command")
 FINAL_MARKERS = ("COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "MINI_SWE_AGENT_FINAL_OUTPUT")
 FORMAT_ERROR = "EXACTLY ONE action"
 BASH_TOOL: dict[str, Any] = {
@@ -120,17 +120,6 @@ def read_messages(raw_messages: list[Any], left_out: Counter[str], info: Mapping
     return messages
 
 
-def fenced_actions(text: str, language: str | None = None) -> list[Action]:
-    """The one command in a fenced block, as text-mode agents write it; none where there is not exactly one."""
-    if "```" not in text:
-        return []
-    for name in (language,) if language else LANGUAGES:
-        found = re.findall(rf"```{name}[ \t]*\r?\n(.*?)\n[ \t]*```", text, re.DOTALL)
-        if len(found) == 1:
-            return [Action("bash", {"command": found[0]}, in_text=True)]
-    return []
-
-
 def _complete(message: Message, raw: Mapping[str, Any], language: str | None) -> None:
     """Add to an assistant turn what stands beside its content: actions and reasoning in `extra`."""
     beside = raw.get("extra")
@@ -138,7 +127,7 @@ def _complete(message: Message, raw: Mapping[str, Any], language: str | None) ->
     if not message.actions:
         message.actions = _extra_actions(extra.get("actions"), message.content)
     if not message.actions:
-        message.actions = fenced_actions(message.content, language)
+        message.actions = fenced_command(message.content, language)
     if message.reasoning is None:
         message.reasoning = _reasoning_in_response(extra.get("response"))
 
