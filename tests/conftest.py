@@ -22,14 +22,13 @@ def shared_trajectories() -> Path:
 
 
 @pytest.fixture(scope="session")
-def chat_tokenizer() -> Any:
-    """A byte-level BPE tokenizer with Qwen's pre-tokenisation and our ChatML, trained on this project's own source."""
+def make_tokenizer() -> Callable[..., Any]:
+    """Makes a byte-level BPE tokenizer with Qwen's pre-tokenisation, trained on this project's own source, with the
+    given chat template and control tokens; the first token ends a turn, the last pads."""
     from tokenizers import Tokenizer, trainers
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import AddedToken, Qwen2Tokenizer
-
-    from traceforge_core.modeling.chat import own_template
 
     frame = Qwen2Tokenizer().backend_tokenizer
     learner = Tokenizer(BPE())
@@ -39,13 +38,25 @@ def chat_tokenizer() -> Any:
     learner.train_from_iterator([source.read_text(encoding="utf-8") for source in sources], trainer)
     learned = json.loads(learner.to_str())["model"]
     merges = [tuple(merge) for merge in learned["merges"]]
-    tokenizer = Qwen2Tokenizer(
-        vocab=learned["vocab"], merges=merges, unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):
-        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False)])
-    tokenizer.chat_template = own_template("chatml")
-    return tokenizer
+
+    def make(template: str | None, *tokens: str) -> Any:
+        tokenizer = Qwen2Tokenizer(
+            vocab=learned["vocab"], merges=merges, unk_token=None, eos_token=tokens[0], pad_token=tokens[-1]
+        )
+        for token in tokens:
+            tokenizer.add_tokens([AddedToken(token, special=True, normalized=False)])
+        tokenizer.chat_template = template
+        return tokenizer
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer(make_tokenizer: Callable[..., Any]) -> Any:
+    """The test tokenizer with TraceForge's ChatML template."""
+    from traceforge_core.modeling.chat import own_template
+
+    return make_tokenizer(own_template("chatml"), "<|im_end|>", "<|im_start|>", "<|endoftext|>")
 
 
 @pytest.fixture(scope="session")

@@ -43,11 +43,14 @@ def called_actions(message: Message) -> list[Action]:
 
 
 def texts_of(message: Message) -> Iterator[str]:
-    """Every text of a message that must be found in a rendering: reasoning, content, names and string arguments of
-    calls."""
-    if message.reasoning:
-        yield message.reasoning
+    """Every text of a message that must be found in a rendering: reasoning, content, and what its calls say."""
+    yield message.reasoning or ""
     yield message.content
+    yield from _texts_of_calls(message)
+
+
+def _texts_of_calls(message: Message) -> Iterator[str]:
+    """Names, keys and string values of the calls."""
     for action in called_actions(message):
         yield action.name
         yield from _strings_in(action.arguments)
@@ -72,15 +75,20 @@ def check_nothing_lost(messages: Sequence[Message], text: str) -> None:
     """
     position = 0
     for number, message in enumerate(messages):
-        furthest = position
-        for own in texts_of(message):
-            wanted = own.strip()
-            found = text.find(wanted, position)
-            if found < 0:
-                wanted = json.dumps(own, ensure_ascii=False)[1:-1]
-                found = text.find(wanted, position)
-            if found < 0:
-                shown = wanted if len(wanted) <= 60 else wanted[:57] + "..."
-                raise RenderingError(f"The chat template lost text of message {number} ({message.role}): {shown!r}.")
-            furthest = max(furthest, found + len(wanted))
-        position = furthest
+        plain = (message.reasoning or "", message.content)
+        ends = [position, *(_end_of(own.strip(), text, position) for own in plain)]
+        for own in _texts_of_calls(message):
+            # The nearer of the two: the other may be what a later message says.
+            forms = {own.strip(), json.dumps(own, ensure_ascii=False)[1:-1].strip()}
+            found = [end for end in (_end_of(form, text, position) for form in forms) if end >= 0]
+            ends.append(min(found, default=-1))
+        if min(ends) < 0:
+            lost = list(texts_of(message))[ends.index(-1) - 1].strip()
+            shown = lost if len(lost) <= 60 else lost[:57] + "..."
+            raise RenderingError(f"The chat template lost text of message {number} ({message.role}): {shown!r}.")
+        position = max(ends)
+
+
+def _end_of(wanted: str, text: str, position: int) -> int:
+    found = text.find(wanted, position)
+    return found if found < 0 else found + len(wanted)
