@@ -54,6 +54,7 @@ class BranchParallelTrainer(PairTrainer):
             batch[f"{branch}_labels"],
             keeps_tail=self.keeps_tail,
         )
+        self.note_scored(counted)
         # TRL pads both branches to the longer one.
         length = max(batch[f"{name}_input_ids"].shape[1] for name in BRANCHES)
         scores = mean_as_trl(log_probs, counted, positions, length)

@@ -15,17 +15,19 @@ from typing import Any, Literal
 from traceforge_core.config import PreferenceConfig, RunConfig, SftConfig, validate_config
 from traceforge_core.runs import write_json
 
-Kind = Literal["sft", "oracle", "branch_parallel", "shared_prefix", "evaluate"]
+Kind = Literal["sft", "oracle", "branch_parallel", "shared_prefix", "evaluate", "series"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One training stage, as every one of its workers sees it.
 
-    trainer: `module:Class` of the trainer; for `evaluate` `module:function`, which does the work itself. data, held_out: Parquet files (contract of the datasets stage); held_out is
-    None where nothing is evaluated. adapter: folder of the adapter to go on from, None for a fresh one. branches: 2
-    where chosen and rejected have a worker each, else 1. replicas: of the data; there are branches × replicas workers.
-    device: "cpu" or "cuda". backend: "transformers" or "unsloth". transport: what carries gradients ("gloo", "nccl").
+    trainer: `module:Class` of the trainer; for `evaluate` and `series` `module:function`, which does the work itself.
+    data, held_out: Parquet files (contract of the datasets stage); held_out is None where nothing is evaluated.
+    adapter: folder of the adapter to go on from, None for a fresh one. branches: 2 where chosen and rejected have a
+    worker each, else 1. replicas: of the data; there are branches × replicas workers. planted_fault: a mistake of
+    comparison/faults that the workers make on purpose; no configuration can ask for one. device: "cpu" or "cuda".
+    backend: "transformers" or "unsloth". transport: what carries gradients ("gloo", "nccl").
     """
 
     kind: Kind
@@ -41,6 +43,7 @@ class Job:
     device: str = "cpu"
     backend: str = "transformers"
     transport: str = "gloo"
+    planted_fault: str | None = None
 
     @property
     def workers(self) -> int:

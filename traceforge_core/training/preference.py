@@ -63,7 +63,7 @@ class PairTrainer(Recorded, CPOTrainer):
     def note_scored(self, counted: torch.Tensor) -> None:
         """Tell the step log which tokens this worker's scores are means over: bool, any shape. Each strategy calls it
         with what it really counted, for what itself computed."""
-        if self.tally is not None and self.model.training:
+        if self.tally is not None and torch.is_grad_enabled():  # not while evaluating
             self.tally.scored_tokens += int(counted.sum())
 
     def require_finite_scores(self, batch: dict[str, Any], chosen: torch.Tensor, rejected: torch.Tensor) -> None:
@@ -125,7 +125,8 @@ class PairTrainer(Recorded, CPOTrainer):
         seen = columns[12] if len(set(columns[12])) > 1 else columns[12][:1]
         tally.data = "+".join(f"{int(value):012x}" for value in seen)
         if self.writes:
-            trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+            named: Any = self.model
+            trained = [(name, p) for name, p in named.named_parameters() if p.requires_grad]
             tally.weights_sketch = sketch(trained)
             tally.gradient_sketch = sketch((name, p.grad) for name, p in trained if p.grad is not None)
         # The last to arrive waits for nobody: its time is the exchange itself, the others' has their waiting in it.

@@ -42,6 +42,11 @@ class StepTally:
     peak_memory_mib: float = 0.0
     ids: list[list[str]] = field(default_factory=list)
     first_bad: int = -1
+    data: str | None = None
+    scored_tokens: int = 0
+    weights_sketch: list[float] | None = None
+    gradient_sketch: list[float] | None = None
+    workers_apart: float | None = None
 
 
 class Recorded:
@@ -163,6 +168,11 @@ class Recorded:
             record.score_rejected = tally.score_rejected / tally.pairs
             record.margin = self.beta * (record.score_chosen - record.score_rejected)  # type: ignore[attr-defined]
             record.accuracy = tally.correct / tally.pairs
+            record.data = tally.data
+            record.scored_tokens = tally.scored_tokens
+            record.weights_sketch = tally.weights_sketch
+            record.gradient_sketch = tally.gradient_sketch
+            record.workers_apart = tally.workers_apart
         append_record(self.out_dir / "metrics.jsonl", record)
         average = self._clock / self._steps_done
         left = average * (state.max_steps - state.global_step)
@@ -184,6 +194,7 @@ class Recorded:
         self.beat("writing a checkpoint")
         home = Path(self.args.output_dir)  # type: ignore[attr-defined]
         self._checkpoint_scratch = home / "writing.tmp"
+        remove_tree(self._checkpoint_scratch)  # what a killed attempt left
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
             (written,) = self._checkpoint_scratch.glob("checkpoint-*")

@@ -17,6 +17,11 @@ class StepRecord:
     learning_rate: the rate this step was taken with. seconds: wall time of the step. tokens: tokens through the model
     in this step, both branches. peak_memory_mib: largest allocation of any worker so far (CUDA allocated, or resident
     memory on a CPU). exchange_seconds: time spent exchanging scores and gradients (0 for one worker).
+    For the comparison: data: hash of the pairs of this step in their order, workers' hashes joined by "+" where they
+    saw different pairs. scored_tokens: completion tokens that went into the step's scores, as the strategy counted.
+    weights_sketch, gradient_sketch: training/sketch.py of the trained weights before this step, and of their summed
+    gradients before clipping. workers_apart: largest difference of a checksum of the trained weights between workers,
+    relative to their size.
     SFT leaves the preference columns None.
     """
 
@@ -32,6 +37,11 @@ class StepRecord:
     tokens: int | None = None
     peak_memory_mib: float | None = None
     exchange_seconds: float = 0.0
+    data: str | None = None
+    scored_tokens: int | None = None
+    weights_sketch: list[float] | None = None
+    gradient_sketch: list[float] | None = None
+    workers_apart: float | None = None
 
 
 def append_record(path: Path, record: StepRecord) -> None:

@@ -129,6 +129,9 @@ def _train(job: Job, seat: Seat) -> None:
     if job.kind == "evaluate":
         trainer_class(job, seat.beat)
         return
+    if job.kind == "series":
+        trainer_class(job, mesh, seat.beat)
+        return
     way = import_module(f"traceforge_core.training.{'sft' if job.kind == 'sft' else 'preference'}")
     way.train(job, mesh, trainer_class, seat.beat)
 
