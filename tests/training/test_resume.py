@@ -1,0 +1,110 @@
+"""Killed at any step and started again, a stage ends with the same bits as one that was never interrupted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from traceforge_core.config import RunConfig
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import Inputs, Run, run_stage
+from traceforge_core.training import stages
+from traceforge_core.training.job import Job
+from traceforge_core.training.launch import WorkerError
+from traceforge_core.training.records import StepRecord, read_records
+
+pytestmark = pytest.mark.slow
+Configure = Callable[..., RunConfig]
+TIMINGS = ("seconds", "peak_memory_mib", "exchange_seconds")
+
+
+@pytest.mark.parametrize("kind", ["sft", "oracle", "branch_parallel"])
+def test_a_run_killed_at_a_random_step_ends_bit_for_bit_like_an_unbroken_one(
+    kind: str, inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 14 rows in micro-batches of 2, two a step, twice over: steps end in the middle of epochs, and an epoch in a short
+    # step.
+    changes = {"batch_size": 2, "gradient_accumulation": 2, "epochs": 2, "max_steps": None, "warmup_steps": 2}
+    section = "sft" if kind == "sft" else "preference"
+    config = configure(**{f"{section}__{name}": value for name, value in changes.items()})
+    step = random.randint(2, 8)
+    print(f"killed at step {step}")
+
+    whole = make_job(kind, config, inputs, tmp_path / "whole")
+    stages.run_job(whole)
+
+    broken = make_job(kind, config, inputs, tmp_path / "broken")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("FAULTY_STEP", str(step))
+    monkeypatch.setenv("FAULTY_RANK", "0" if kind != "branch_parallel" else str(step % 2))
+    faulty = {"sft": "KilledSft", "oracle": "KilledOracle", "branch_parallel": "Killed"}[kind]
+    with pytest.raises(WorkerError, match=r"SIGKILL"):
+        stages.run_job(dataclasses.replace(broken, trainer=f"faulty_trainers:{faulty}"))
+    assert [record.step for record in read_records(broken.out_dir / "metrics.jsonl")] == list(range(1, step))
+    assert not (broken.out_dir / "adapter").exists()
+    stages.run_job(broken)
+
+    resumed_from = json.loads((broken.out_dir / "training.json").read_text())["resumed_from"]
+    last_saved = (step - 1) // 2 * 2
+    assert resumed_from == (f"checkpoint-{last_saved}" if last_saved else None)
+    for name in ("adapter/adapter_model.safetensors", *(f"gradients/step-{n:05d}.safetensors" for n in range(1, 6))):
+        if kind != "sft" or name.startswith("adapter"):
+            assert (broken.out_dir / name).read_bytes() == (whole.out_dir / name).read_bytes(), name
+    assert steps_of(broken) == steps_of(whole)
+    assert len(steps_of(whole)) == 8
+
+
+def test_half_a_checkpoint_is_never_resumed_from(inputs: dict[str, Path], configure: Configure, tmp_path: Path) -> None:
+    job = make_job("oracle", configure(), inputs, tmp_path / "out")
+    torn = job.out_dir / "checkpoints" / "writing.tmp" / "checkpoint-4"
+    torn.mkdir(parents=True)
+    (torn / "trainer_state.json").write_text("{")
+    stages.run_job(job)
+    assert json.loads((job.out_dir / "training.json").read_text())["resumed_from"] is None
+
+
+def test_a_stage_of_a_run_goes_on_from_where_its_last_attempt_was_stopped(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "runs")
+    config = configure()
+    attempts = []
+
+    def work(out_dir: Path) -> dict:
+        job = make_job("oracle", config, inputs, out_dir)
+        attempts.append(out_dir)
+        stop = run.path / "STOP"
+        stop.unlink(missing_ok=True)
+
+        def watch(rank: int, line: str) -> None:
+            if len(attempts) == 1 and (out_dir / "checkpoints" / "checkpoint-4").exists():
+                stop.touch()
+
+        if len(attempts) == 1:
+            job = dataclasses.replace(
+                job, config=configure(preference__max_steps=4000, preference__schedule="constant")
+            )
+        return stages.run_job(job, on_line=watch)
+
+    with pytest.raises(TraceForgeError, match=r"Stopped, because"):
+        run_stage(run, "oracle", {}, Inputs(), work, resumable=True)
+    assert run.result("oracle") is None
+    result = run_stage(run, "oracle", {}, Inputs(), work, resumable=True)
+    assert result.figures["steps"] >= 6
+    assert json.loads((result.path / "training.json").read_text())["resumed_from"] is not None
+
+
+def make_job(kind: str, config: RunConfig, inputs: dict[str, Path], out_dir: Path) -> Job:
+    if kind == "sft":
+        return stages.sft_job(config, inputs, out_dir)
+    return stages.preference_job(kind, config, inputs, out_dir)  # type: ignore[arg-type]
+
+
+def steps_of(job: Job) -> list[StepRecord]:
+    records = read_records(job.out_dir / "metrics.jsonl")
+    return [dataclasses.replace(record, **dict.fromkeys(TIMINGS, 0.0)) for record in records]
