@@ -306,6 +306,14 @@ def fingerprint_tree(path: Path) -> str:
     return digest.hexdigest()
 
 
+def read_figures(stage_dir: Path) -> Figures:
+    """The figures in a finished stage's manifest; empty where there is no manifest."""
+    try:
+        return json.loads((stage_dir / "manifest.json").read_text(encoding="utf-8"))["figures"]
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it."""
     scratch = path.with_name(path.name + ".tmp")

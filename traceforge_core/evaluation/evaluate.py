@@ -21,12 +21,12 @@ from traceforge_core.evaluation import rows
 from traceforge_core.evaluation.report import draw, render
 from traceforge_core.evaluation.worker import BASE, Request
 from traceforge_core.runs import write_json
+from traceforge_core.trained import TRAINED
 from traceforge_core.training.job import Job
 from traceforge_core.training.launch import OnLine, launch, seats
 from traceforge_core.training.stages import resolve_device
 
 logger = logging.getLogger(__name__)
-TRAINED = ("sft", "oracle", "branch_parallel", "shared_prefix")
 
 
 def evaluate(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
