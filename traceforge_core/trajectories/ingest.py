@@ -56,6 +56,7 @@ def ingest(
     jobs = _jobs(corpus, verdicts, out_dir / ".shards")
     workers = config.ingest.workers or os.cpu_count() or 1
     report = Report()
+    texts: dict[str, Counter[str]] = {}
     final = out_dir / FOLDER
     shutil.rmtree(final, ignore_errors=True)
     final.mkdir(parents=True)
@@ -69,6 +70,8 @@ def ingest(
             for row in summary.quarantine:
                 _set_aside(row, quarantine, report)
             report.conflicts += summary.conflicts
+            for name, counts in summary.texts.items():
+                texts.setdefault(name, Counter()).update(counts)
             kept = [report.add(entry) for entry in summary.rows]
             _take_over(job, kept, final)
     if not any(final.iterdir()):
@@ -79,6 +82,7 @@ def ingest(
         "bytes": sum(unit.bytes for unit in corpus.units),
         "shards": len(jobs),
         "outcome_files": outcome_files,
+        "texts_compared": {name: dict(counts.most_common(30)) for name, counts in sorted(texts.items())},
         "other_files": dict(corpus.other_files.most_common()),
     }
     write_json(out_dir / "report.json", figures)

@@ -304,7 +304,7 @@ def _read_value(
         if not trajectories:
             raise Unreadable("no_messages", f"{found.form.name} without a single message")
         for number, trajectory in enumerate(trajectories):
-            several = f"#{trajectory.run or number}" if len(trajectories) > 1 else ""
+            several = f"#{trajectory.run or number or 'main'}" if len(trajectories) > 1 else ""
             trajectory.source = where + several
             _place(trajectory, root, path, found.key, several)
         if found.torn:

@@ -30,6 +30,7 @@ import orjson
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import write_json
 from traceforge_core.trajectories import outcomes
+from traceforge_core.trajectories.coverage import Comparison, compare
 from traceforge_core.trajectories.model import Trajectory
 from traceforge_core.trajectories.reading import read_unit
 from traceforge_core.trajectories.redaction import redact
@@ -63,11 +64,13 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Summary:
-    """What a shard held: `rows` in the order of its Parquet part, `quarantine` in reading order."""
+    """What a shard held: `rows` in the order of its Parquet part, `quarantine` in reading order. `texts` says, for one
+    file of each format, how many of its texts were found again, left out (by reason), or lost (by path)."""
 
     rows: list[Entry]
     quarantine: list[dict[str, str]]
     conflicts: list[dict[str, str]]
+    texts: dict[str, dict[str, int]]
 
 
 def plan(units: Sequence[Unit], shard_bytes: int = SHARD_BYTES) -> list[tuple[Unit, ...]]:
@@ -91,17 +94,24 @@ def read_shard(job: ShardJob, should_stop: Callable[[], bool] = lambda: False) -
     if (done := load_summary(job)) is not None:
         return done
     verdicts = _verdicts(job.verdicts)
-    summary = Summary([], [], [])
+    summary = Summary([], [], [], {})
+    compared: dict[str, Comparison] = {}
+
+    def compare_one_a_format(value: Any, trajectories: list[Trajectory]) -> None:
+        if trajectories[0].format not in compared:
+            compared[trajectories[0].format] = compare(value, trajectories)
+
     scratch = Path(job.folder, f".scratch-{job.index:05d}")
     with TrajectoryWriter(scratch, one_part=True) as writer:
         for unit in job.units:
             if should_stop():
                 return None
-            for item in read_unit(Path(job.root), unit):
+            for item in read_unit(Path(job.root), unit, compare_one_a_format):
                 if isinstance(item, Quarantined):
                     summary.quarantine.append(asdict(item))
                 else:
                     _write(item, label_of(unit.paths[0]), verdicts, writer, summary)
+    summary.texts = {name: result.counts() for name, result in compared.items()}
     (scratch / "part-00000.parquet").replace(job.part)
     scratch.rmdir()
     write_json(job.summary, asdict(summary))
@@ -116,7 +126,7 @@ def load_summary(job: ShardJob) -> Summary | None:
         return None
     if not job.part.is_file():
         return None
-    return Summary([Entry(**row) for row in raw["rows"]], raw["quarantine"], raw["conflicts"])
+    return Summary([Entry(**row) for row in raw["rows"]], raw["quarantine"], raw["conflicts"], raw["texts"])
 
 
 def local_processes(jobs: Sequence[ShardJob], workers: int) -> Iterator[Summary]:

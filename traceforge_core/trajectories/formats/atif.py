@@ -49,7 +49,7 @@ class Atif:
             messages,
             tools=[tool for tool in agent.get("tool_definitions") or [] if isinstance(tool, dict)],
             model=model if isinstance(model, str) else None,
-            left_out=dict(left_out),
+            left_out={key: count for key, count in left_out.items() if count},
         )
         for number, inner in enumerate(value.get("subagent_trajectories") or [], 1):
             if self.matches(inner):
@@ -73,6 +73,7 @@ def _messages(step: dict[str, Any], begun: bool, left_out: Counter[str]) -> list
     if "observation" in step:  # not as the schema has it, but real: the answer as a step of the system
         found = _TOOL_RESULT.match(text)
         answers = _observations(step["observation"], found.group(1) if found else None, left_out)
+        left_out["observation_title"] += found is not None
         return answers if found or not text else [Message("user", text), *answers]
     # Templates take a system prompt only at the start; what the environment says later is told by the user's voice.
     return [Message("system" if source == "system" and not begun else "user", text)]
