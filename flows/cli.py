@@ -93,23 +93,33 @@ def run(
         effective = load_config(preset or DEFAULT_PRESET, config, assignments)
     effective = lay_over(effective)  # every field counts as given from here on
     names = ordered(None if stages is None else stages.split(","), effective)
-    here, _ = begin(runs_dir, run, effective)
-    _tell(f"Run {here.run_id} in {here.path}")
+    here: Run | None = None
     try:
         with embedded_api():
             from flows.pipeline import traceforge
 
+            here, _ = begin(runs_dir, run, effective)
+            _tell(f"Run {here.run_id} in {here.path}")
             place: dict[str, Any] = {"run": here.run_id, "runs_dir": str(here.path.parent)}
             traceforge(config=effective, stages=names, refresh=refresh, **place)
-    except TraceForgeError as error:
-        raise Unfinished(str(error), summarise(here), 2 if type(error).__name__ == "ParityFailed" else 1) from error
-    except Stopped as stop:
-        message = f"Stopped by {stop}. Finished stages are kept; go on with: traceforge run --run {here.run_id}"
-        raise Unfinished(message, summarise(here), 128 + stop.number) from stop
-    except Exception as error:
-        raise Unfinished(_unexpected(error, here.path), summarise(here), 1) from error
+    except (Exception, Stopped) as error:
+        if here is None:
+            raise
+        raise _unfinished(error, here) from error
     summary = summarise(here)
     _answer(summary, as_json, render(summary))
+
+
+def _unfinished(error: Exception | Stopped, run: Any) -> Unfinished:
+    from flows.summary import summarise
+
+    if isinstance(error, Stopped):
+        message, status = f"Stopped by {error}. Go on with: traceforge run --run {run.run_id}", 128 + error.number
+    elif isinstance(error, TraceForgeError):
+        message, status = str(error), 2 if type(error).__name__ == "ParityFailed" else 1
+    else:
+        message, status = _unexpected(error, run.path), 1
+    return Unfinished(message, summarise(run), status)
 
 
 @app.command()

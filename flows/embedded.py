@@ -50,7 +50,8 @@ def embedded_api() -> Iterator[int | None]:
         temporary_settings,
     )
 
-    if PREFECT_API_URL.value():
+    if url := PREFECT_API_URL.value():
+        _check_configured(url)
         yield None
         return
     home = prefect_home()
@@ -72,6 +73,17 @@ def embedded_api() -> Iterator[int | None]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _check_configured(url: str) -> None:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        if (problem := client.api_healthcheck()) is not None:
+            raise TraceForgeError(
+                f"The Prefect API at {url} does not answer ({problem}). Start that server, or unset PREFECT_API_URL "
+                "(in the environment and in your Prefect profile) to use an embedded one."
+            )
 
 
 def _start(home: Path) -> tuple[subprocess.Popen[bytes], str]:

@@ -20,6 +20,7 @@ KEY_FIGURES = {
     "ingest": ("found", "read", "quarantined", "duplicates", "by_outcome"),
     "model": ("name", "architecture", "parameters", "vocabulary", "chat_template"),
     "datasets": ("sft_samples", "sft_held_out", "pairs", "pairs_held_out", "pairs_by_miner"),
+    "evaluate": ("pairs", "actions", "accuracy", "action_loss", "note"),
     "compare": ("verdict",),
 }
 TRAINING_FIGURES = ("steps", "first_loss", "last_loss", "tokens", "seconds_per_step", "peak_memory_mib")

@@ -1,7 +1,7 @@
 """Stand-ins for the stages, quick ones, so that flow and command line can be tested by themselves.
 
 As a program it is the command `traceforge` with these stages: python fakes.py run --runs-dir X. What a stage does on
-top of its files comes from the environment variable FAKE_<STAGE>: fail, crash, disagree, hang, cuda.
+top of its files comes from the environment variable FAKE_<STAGE>: fail, crash, disagree, hang, fill.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def fake(name: str) -> Callable[[RunConfig, Mapping[str, Path], Path], dict[str,
             raise ZeroDivisionError("a fault nobody foresaw")
         if what == "hang":
             hang(out_dir)
+        if what == "fill":
+            (out_dir / "large.bin").write_bytes(bytes(2**24))
         print(f"{name} prints to stdout", flush=True)
         import logging
 
@@ -62,7 +64,7 @@ def fake(name: str) -> Callable[[RunConfig, Mapping[str, Path], Path], dict[str,
 
 def hang(out_dir: Path) -> None:
     """Start a child that would go on for ever, as a training does, and wait for it."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child = subprocess.Popen(["sleep", "600"])
     (out_dir / "child.pid").write_text(str(child.pid))
     try:
         child.wait()

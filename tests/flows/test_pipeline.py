@@ -18,7 +18,6 @@ from prefect.client.schemas.filters import (
     LogFilter,
     LogFilterFlowRunId,
 )
-from prefect.logging.handlers import APILogWorker
 
 from flows import pipeline
 from flows.pipeline import STAGE_TASKS, ParityFailed, StageName, traceforge
@@ -48,7 +47,6 @@ def artifacts(run: Run) -> dict[str, str]:
 
 
 def log_lines(run: Run) -> list[str]:
-    APILogWorker.instance().wait_until_empty()
     wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_of(run)]))
     deadline = time.monotonic() + 20
     with get_client(sync_client=True) as client:

@@ -1,0 +1,253 @@
+"""The command `traceforge`, each time as a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.session import FILE_NAME
+from traceforge_core.config import load_config, validate_config
+from traceforge_core.runs import Run
+
+REPOSITORY = Path(__file__).parents[2]
+FAKES = Path(__file__).with_name("fakes.py")
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def one_object(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What --json promises: stdout is one JSON object and nothing else."""
+    value = json.loads(result.stdout)
+    assert isinstance(value, dict)
+    return value
+
+
+def stages_of(answer: dict[str, Any]) -> dict[str, str]:
+    return {stage["stage"]: stage["status"] for stage in answer["stages"]}
+
+
+def processes_with(prefect_home: Path) -> list[psutil.Process]:
+    """Processes (of any command of these tests) that still run: they all carry this PREFECT_HOME."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            of_ours = process.environ().get("PREFECT_HOME") == str(prefect_home)
+            if of_ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def started(prefect_home: Path, cwd: Path, *arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """A command with fake stages in a process group of its own, as a shell would start it."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "FAKE_"))}
+    with subprocess.Popen(
+        [sys.executable, str(FAKES), *arguments],
+        cwd=cwd,
+        env=clean | {"PREFECT_HOME": str(prefect_home), "PYTHONPATH": str(REPOSITORY)} | env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_help_answers_in_under_a_second(command: Command) -> None:
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        result = command("--help")
+        seconds.append(time.monotonic() - began)
+        assert result.returncode == 0
+    assert all(name in result.stdout for name in ("run", "ingest", "show", "config", "stages"))
+    assert min(seconds) < 1.0
+
+
+def test_the_printed_configuration_can_be_given_back(command: Command, tmp_path: Path) -> None:
+    printed = command("config", "--set", "sft.max_steps=77")
+    (tmp_path / "mine.yaml").write_text(printed.stdout)
+    again = one_object(command("config", "--preset", "qwen3-8b-24gb", "--config", "mine.yaml", "--json"))
+    assert validate_config(again) == load_config(assignments=["sft.max_steps=77"])
+    assert "# Optimizer steps; empty: as many as `epochs` needs." in printed.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "--set", "sft.epochs=-1"], "sft.epochs: Input should be greater than 0 (given: -1)"),
+        (["run", "--set", "sft.epoch=1"], "sft.epoch: no such field. Fields there: epochs,"),
+        (["run", "--preset", "huge"], "There is no preset 'huge'. Presets: qwen3-8b-24gb, tiny-cpu."),
+        (["run", "--config", "none.yaml"], "Cannot read the config file none.yaml: No such file or directory."),
+        (["run", "--stages", "ingest,cook"], "No such stage: cook. Stages: ingest, model,"),
+        (["run", "--run", "yesterday"], "There are no runs in runs. Start one with `traceforge run`"),
+        (["show"], "There are no runs in runs. Start one with `traceforge run`"),
+        (["run", "--lr", "3"], "No such option"),
+        (["ingest", "nowhere", "--out", "corpus"], "nowhere"),
+    ],
+)
+def test_a_mistake_gets_one_message_and_leaves_nothing_behind(
+    command: Command, tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    plain, as_json = command(*arguments), command(*arguments, "--json")
+    assert plain.returncode == as_json.returncode == 1
+    assert told in plain.stderr and told in one_object(as_json)["error"]
+    assert "Traceback" not in plain.stderr + as_json.stderr and plain.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stages_are_listed_in_order(command: Command) -> None:
+    listed = one_object(command("stages", "--json"))["stages"]
+    assert [stage["stage"] for stage in listed][:3] == ["ingest", "model", "datasets"]
+    assert listed[2]["needs"] == ["ingest", "model"]
+
+
+@pytest.mark.slow
+def test_a_run_answers_with_one_json_object_and_leaves_no_process(command: Command, prefect_home: Path) -> None:
+    ran = command("run", "--json", fakes=True)
+    answer = one_object(ran)
+    assert ran.returncode == 0, ran.stderr
+    assert "sft prints to stdout" in ran.stderr, "whatever a library prints goes to stderr"
+    assert stages_of(answer) == dict.fromkeys(stages_of(answer), "completed") | {"shared_prefix": "not_run"}
+    assert (answer["sft_samples"], answer["pairs_by_miner"]) == (7, {"outcome": 3, "recovery": 1})
+    assert answer["parity"]["verdict"] == "pass"
+    assert Path(answer["stages"][0]["path"]).joinpath("output.txt").is_file()
+    assert processes_with(prefect_home) == []
+    assert one_object(command("show", "latest", "--json")) == answer
+
+    changed = ("--set", "preference.max_steps=2", "--stages", "sft,branch-parallel")
+    again = command("run", "--run", "latest", *changed, fakes=True)
+    assert again.returncode == 0, again.stderr
+    heads = [line.split() for line in again.stdout.splitlines() if line.startswith("  ") and line[2] != " "]
+    states = {words[0]: words[1] for words in heads}
+    assert states["sft"] == "reused" and states["branch_parallel"] == "completed"
+    assert states["compare"] == "outdated", "one of its inputs was made anew"
+    assert "Parity with the oracle: PASS (outdated" in again.stdout
+    assert "Traceback" not in again.stderr
+
+
+@pytest.mark.slow
+def test_a_run_without_parity_ends_with_its_summary_and_status_2(command: Command) -> None:
+    ran = command("run", fakes=True, FAKE_COMPARE="disagree")
+    assert ran.returncode == 2
+    assert "Parity with the oracle: FAIL" in ran.stderr
+    assert "does not agree with the oracle" in ran.stderr and "report.md" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.slow
+def test_an_error_nobody_foresaw_is_one_line_and_its_traceback_lies_in_the_run(
+    command: Command, tmp_path: Path
+) -> None:
+    ran = command("run", "--json", fakes=True, FAKE_SFT="crash")
+    answer = one_object(ran)
+    assert ran.returncode == 1
+    assert answer["error"].startswith("Something unexpected went wrong: ZeroDivisionError: a fault nobody foresaw.")
+    assert "Traceback" not in ran.stderr
+    assert stages_of(answer)["sft"] == "failed" and stages_of(answer)["datasets"] == "completed"
+    [run] = (tmp_path / "runs").iterdir()
+    assert "ZeroDivisionError" in (run / "traceback.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_training_leaves_no_process_and_nothing_that_looks_done(
+    prefect_home: Path, tmp_path: Path, command: Command, number: signal.Signals
+) -> None:
+    with started(prefect_home, tmp_path, "run", "--json", FAKE_SFT="hang") as process:
+        wait_for(lambda: bool(list(tmp_path.glob("runs/*/.partial/sft/child.pid"))))
+        os.killpg(process.pid, number)  # as a terminal does: the whole foreground group
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    answer = json.loads(out)
+    assert answer["error"].startswith(f"Stopped by {number.name}. Go on with: traceforge run --run ")
+    assert "Traceback" not in err
+    wait_for(lambda: processes_with(prefect_home) == [], seconds=10)
+    assert stages_of(answer)["sft"] == "interrupted" and stages_of(answer)["oracle"] == "not_run"
+    run = Run.open(tmp_path / "runs")
+    assert run.result("sft") is None and run.result("datasets") is not None
+    went_on = one_object(command("run", "--run", run.run_id, "--json", fakes=True))
+    assert went_on["stages"][2]["reused"] is True and stages_of(went_on)["sft"] == "completed"
+
+
+@pytest.mark.slow
+def test_killing_the_command_ends_its_server_and_the_run_shows_as_interrupted(
+    prefect_home: Path, tmp_path: Path, command: Command
+) -> None:
+    with started(prefect_home, tmp_path, "run", FAKE_SFT="hang") as process:
+        wait_for(lambda: bool(list(tmp_path.glob("runs/*/.partial/sft/child.pid"))))
+        assert stages_of(one_object(command("show", "--json")))["sft"] == "running"
+        process.kill()
+        process.wait(timeout=10)
+        child = int(next(tmp_path.glob("runs/*/.partial/sft/child.pid")).read_text())
+        wait_for(lambda: {each.pid for each in processes_with(prefect_home)} <= {child}, seconds=10)
+    assert stages_of(one_object(command("show", "--json")))["sft"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_named(command: Command, tmp_path: Path) -> None:
+    ran = command("run", "--json", fakes=True, PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert ran.returncode == 1
+    assert "The Prefect API at http://127.0.0.1:9/api does not answer" in one_object(ran)["error"]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 KiB."""
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_during_a_stage_is_one_clear_message(command: Command, small_disk: Path) -> None:
+    ran = command("run", "--runs-dir", str(small_disk), "--json", fakes=True, FAKE_DATASETS="fill")
+    assert ran.returncode == 1
+    answer = one_object(ran)
+    assert "The disk is full: stage datasets could not write to" in answer["error"]
+    assert "Traceback" not in ran.stderr
+    assert stages_of(answer)["model"] == "completed"
+    assert stages_of(answer)["datasets"] in ("failed", "interrupted"), "there may be no space to write down why"
+    run = Run.open(small_disk)
+    assert run.result("datasets") is None and run.result("model") is not None
+    assert json.loads((run.path / FILE_NAME).read_text())["asked_for"][0] == "ingest"
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_before_anything_is_made(command: Command, small_disk: Path) -> None:
+    with contextlib.suppress(OSError), (small_disk / "fill").open("wb") as file:
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+    ran = command("run", "--runs-dir", str(small_disk), fakes=True)
+    assert ran.returncode == 1 and "The disk is full" in ran.stderr and "Traceback" not in ran.stderr
+    assert command("show", "--runs-dir", str(small_disk)).returncode == 1, "there is no run that could be shown"
