@@ -1,0 +1,57 @@
+"""Which cases are held out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceforge_core.config import SplitConfig
+from traceforge_core.datasets.splits import repository_of, split_cases
+
+cases = st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=30)
+
+
+@given(cases=cases, held_out=st.floats(0, 0.99), seed=st.integers(0, 5))
+def test_a_case_has_one_side_and_train_is_never_empty(cases: set[str], held_out: float, seed: int) -> None:
+    config = SplitConfig(held_out=held_out, seed=seed)
+    side = split_cases(sorted(cases), config)
+    again = split_cases(sorted(cases, reverse=True), config)
+    assert [side(case) for case in cases] == [again(case) for case in cases]
+    held = sum(side(case) == "held_out" for case in cases)
+    assert held < len(cases)
+    assert held == 0 if held_out == 0 or len(cases) == 1 else held >= 1
+    assert abs(held - held_out * len(cases)) <= 1
+
+
+def test_the_seed_changes_who_is_held_out() -> None:
+    names = [f"case-{number}" for number in range(40)]
+    held = set()
+    for seed in range(5):
+        side = split_cases(names, SplitConfig(held_out=0.25, seed=seed))
+        held.add(tuple(name for name in names if side(name) == "held_out"))
+    assert len(held) == 5
+    assert {len(some) for some in held} == {10}
+
+
+def test_by_repository_keeps_all_cases_of_one_together() -> None:
+    names = [f"{owner}__repo-{n}" for owner in "abcdef" for n in range(5)]
+    side = split_cases(names, SplitConfig(held_out=0.3, by="repository"))
+    for owner in "abcdef":
+        assert len({side(name) for name in names if name.startswith(owner)}) == 1
+    assert {side(name) for name in names} == {"train", "held_out"}
+
+
+@pytest.mark.parametrize(
+    ("case", "repository"),
+    [
+        ("django__django-11815", "django__django"),
+        ("sphinx-doc__sphinx-7757", "sphinx-doc__sphinx"),
+        ("python__mypy-15976_0", "python__mypy"),
+        ("pandas-dev__pandas.95280573.pr_53652", "pandas-dev__pandas"),
+        ("scikit-learn__scikit-learn-10297", "scikit-learn__scikit-learn"),
+        ("fix-the-bug", "fix-the-bug"),
+    ],
+)
+def test_the_repository_is_read_out_of_usual_case_names(case: str, repository: str) -> None:
+    assert repository_of(case) == repository
