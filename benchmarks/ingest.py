@@ -2,9 +2,10 @@
 
     python benchmarks/ingest.py --gigabytes 2 --workers 2
 
-Writes a corpus of mini-swe-agent v1 and v2 files, OpenHands rows (JSON Lines) and packed files into a temporary folder,
-reads it, prints MB of JSON a second and the highest memory of all processes together, and deletes it. `--json` prints one
-JSON object. Text comes from Python's own library, so that it looks like what agents read.
+Writes a corpus of mini-swe-agent v1 and v2 files, chat rows (JSON Lines) and packed files into a temporary folder,
+reads it, and deletes it. Printed: MB of JSON a second by the clock and by processor time (which other programs on the
+machine do not change), and the highest memory of all processes together. `--json` prints one JSON object. Text comes
+from Python's own library, so that it looks like what agents read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import random
 import sys
 import tempfile
@@ -48,7 +50,8 @@ def main() -> None:
     print(f"{written / 1e9:.2f} GB of JSON, {trajectories} trajectories, {options.workers} workers")
     for run in runs:
         print(
-            f"{run['seconds']:.1f} s, {run['megabytes_per_second']:.1f} MB/s, "
+            f"{run['seconds']:.1f} s, {run['megabytes_per_second']:.1f} MB/s "
+            f"({run['megabytes_per_cpu_second']:.1f} MB a processor second), "
             f"peak memory {run['peak_memory_mib']} MiB (this process alone {run['peak_memory_of_parent_mib']} MiB)"
         )
 
@@ -60,14 +63,17 @@ def measure(corpus: Path, out: Path, workers: int, written: int) -> dict[str, An
     stop, peaks = threading.Event(), {"all": 0, "parent": 0}
     watcher = threading.Thread(target=_watch_memory, args=(stop, peaks), daemon=True)
     watcher.start()
-    clock = time.perf_counter()
+    clock, before = time.perf_counter(), os.times()
     figures = ingest(config, {}, out)
-    seconds = time.perf_counter() - clock
+    seconds, after = time.perf_counter() - clock, os.times()
+    cpu = sum(after[:4]) - sum(before[:4])
     stop.set()
     watcher.join()
     return {
         "seconds": round(seconds, 2),
         "megabytes_per_second": round(written / 1e6 / seconds, 1),
+        "cpu_seconds": round(cpu, 2),
+        "megabytes_per_cpu_second": round(written / 1e6 / cpu, 1),
         "peak_memory_mib": peaks["all"] >> 20,
         "peak_memory_of_parent_mib": peaks["parent"] >> 20,
         "read": figures["read"],

@@ -91,7 +91,10 @@ def claims_in(value: Any) -> list[Claim] | None:
         return _rows(value)
     if not isinstance(value, dict):
         return None
-    return _run_report(value) or _flat(value) or _nested(value) or _harbor(value) or _rows(value.get("results"))
+    for kind in (_run_report, _flat, _nested, _harbor):
+        if (claims := kind(value)) is not None:
+            return claims
+    return _rows(value.get("results"))
 
 
 def _run_report(value: Mapping[str, Any]) -> list[Claim] | None:

@@ -1,0 +1,183 @@
+"""Which outcome file speaks about which trajectory, and what is no label."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trajectories.make import chat_row, mini_v2
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.trajectories.outcomes import Claim, claims_in, is_infrastructure
+
+FLAT = {"resolved": True, "patch_successfully_applied": True, "tests_status": {}}
+
+
+def report(resolved: list[str] = (), unresolved: list[str] = (), **more: list[str]) -> dict[str, Any]:  # type: ignore[assignment]
+    return {"total_instances": 2, "resolved_ids": list(resolved), "unresolved_ids": list(unresolved), **more}
+
+
+def outcomes_of(result: Any) -> dict[tuple[str, str], str | None]:
+    return {(t.case, t.run): t.outcome for t in result.trajectories}
+
+
+def test_every_kind_of_outcome_file_is_understood():
+    assert claims_in(report(["a"], ["b"], empty_patch_ids=["c"], error_ids=["d"], incomplete_ids=["e"])) == [
+        Claim("a", "resolved", "resolved_ids"),
+        Claim("b", "unresolved", "unresolved_ids"),
+        Claim("c", "unresolved", "empty_patch_ids"),
+    ]
+    assert claims_in({"resolved": 1, "ids_resolved": ["a"], "ids_unresolved": ["b"]}) == [
+        Claim("a", "resolved", "ids_resolved"),
+        Claim("b", "unresolved", "ids_unresolved"),
+    ]
+    assert claims_in(FLAT) == [Claim(None, "resolved", "resolved")]
+    assert claims_in({"a__b-1": FLAT}) == [Claim("a__b-1", "resolved", "resolved")]
+    assert claims_in({"trial_name": "t", "verifier_result": {"rewards": {"reward": 0.0}}}) == [
+        Claim(None, "unresolved", "reward")
+    ]
+    assert claims_in({"trial_name": "t", "exception_info": {"x": 1}, "verifier_result": None}) == []
+    assert claims_in({"results": [{"task_id": "a", "is_resolved": True}]}) == [Claim("a", "resolved", "is_resolved")]
+
+
+@pytest.mark.parametrize("value", [{}, [], {"messages": [], "resolved_ids": []}, {"resolved": True}, 3, {"a": {"b": 1}}])
+def test_what_is_no_outcome_file_is_not_taken_for_one(value: Any):
+    assert not claims_in(value)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("Submitted", False),
+        ("LimitsExceeded", False),
+        ("RepeatedFormatError", False),
+        ("submitted (exit_cost)", False),
+        ("exit_context", False),
+        ("Agent reached maximum iteration", False),
+        (None, False),
+        ("InternalServerError", True),
+        ("Timeout", True),
+        ("TimeExceeded", True),
+        ("RateLimitError", True),
+        ("exit_environment_error", True),
+    ],
+)
+def test_ends_that_are_no_judgement_of_the_model(status: str | None, expected: bool):
+    assert is_infrastructure(status) is expected
+
+
+def test_a_run_report_speaks_about_its_own_run_only(write, run_ingest):
+    for run, resolved in (("one", ["a__b-1"]), ("two", [])):
+        write(f"{run}/a__b-1/a__b-1.traj.json", mini_v2(note=run))
+        write(f"{run}/{run}.eval.json", report(resolved, [] if resolved else ["a__b-1"]))
+    folder = write("three/a__b-1/a__b-1.traj.json", mini_v2(note="three"))
+    assert outcomes_of(run_ingest(folder)) == {
+        ("a__b-1", "one"): "resolved",
+        ("a__b-1", "two"): "unresolved",
+        ("a__b-1", "three"): None,
+    }
+
+
+def test_reports_at_the_top_are_matched_by_their_name(write, run_ingest):
+    for run in ("one", "two"):
+        write(f"out/{run}/a__b-1/a__b-1.traj.json", mini_v2(note=run))
+    write("model__x.one.json", report(["a__b-1"]))
+    folder = write("model__x.two.json", report([], ["a__b-1"]))
+    assert set(outcomes_of(run_ingest(folder)).values()) == {"resolved", "unresolved"}
+    assert outcomes_of(run_ingest(folder))["a__b-1", "out/one"] == "resolved"
+
+
+def test_a_report_that_may_mean_several_runs_labels_none_and_is_reported(write, run_ingest):
+    for run in ("one", "two"):
+        write(f"{run}/a__b-1/a__b-1.traj.json", mini_v2(note=run))
+    folder = write("report.json", report(["a__b-1"]))
+    result = run_ingest(folder)
+    assert set(outcomes_of(result).values()) == {None}
+    assert result.figures["outcome_conflicts"] == 2
+    assert "several runs" in result.figures["conflicts"][0]["conflict"]
+
+
+def test_per_instance_reports_lie_beside_the_trajectory_or_in_the_harness_logs(write, run_ingest):
+    write("one/a__b-1/a__b-1.traj.json", mini_v2(note="1"))
+    write("one/a__b-1/report.json", FLAT)
+    write("one/a__b-2/a__b-2.traj.json", mini_v2("a__b-2", note="2"))
+    folder = write("logs/run_evaluation/one/model/a__b-2/report.json", {"a__b-2": {**FLAT, "resolved": False}})
+    result = run_ingest(folder)
+    assert outcomes_of(result) == {("a__b-1", "one"): "resolved", ("a__b-2", "one"): "unresolved"}
+    assert all(t.outcome_source for t in result.trajectories)
+
+
+def test_a_harbor_trial_is_labelled_by_its_verifier(write, run_ingest):
+    atif = {
+        "schema_version": "ATIF-v1.4",
+        "agent": {"name": "a", "model_name": "m"},
+        "steps": [
+            {"step_id": 1, "source": "user", "message": "do"},
+            {"step_id": 2, "source": "agent", "message": "done"},
+        ],
+    }
+    write("job/fix-it__AbCdEf1/agent/trajectory.json", atif)
+    write("job/fix-it__AbCdEf1/result.json", {"trial_name": "x", "verifier_result": {"rewards": {"reward": 1.0}}})
+    atif["steps"][1]["message"] = "not done"
+    write("job/fix-it__GhIjKl2/agent/trajectory.json", atif)
+    folder = write("job/fix-it__GhIjKl2/verifier/reward.txt", "0\n")
+    result = run_ingest(folder)
+    assert {(t.case, t.outcome) for t in result.trajectories} == {("fix-it", "resolved"), ("fix-it", "unresolved")}
+    assert len({t.run for t in result.trajectories}) == 2
+
+
+def test_infrastructure_ends_and_runs_without_a_turn_have_no_label(write, run_ingest):
+    write("one/a__b-1/a__b-1.traj.json", mini_v2(exit_status="InternalServerError"))
+    write("one/a__b-2/a__b-2.traj.json", mini_v2("a__b-2", turns=0))
+    folder = write("one/one.json", report([], ["a__b-1", "a__b-2"]))
+    result = run_ingest(folder)
+    assert [t.outcome for t in result.trajectories] == [None, None]
+    assert result.figures["infrastructure_ends"] == 2
+
+
+def test_a_row_field_against_a_report_is_a_conflict(write, run_ingest):
+    write("rows.jsonl", json.dumps(chat_row("x", instance_id="a__b-1", resolved=True)))
+    folder = write("report.json", report([], ["a__b-1"]))
+    result = run_ingest(folder)
+    assert result.trajectories[0].outcome is None
+    assert result.figures["outcome_conflicts"] == 1 and "row field resolved" in result.figures["conflicts"][0]["conflict"]
+
+
+def test_the_users_table_outranks_everything(write, run_ingest, tmp_path: Path):
+    for run in ("one", "two"):
+        write(f"{run}/a__b-1/a__b-1.traj.json", mini_v2(note=run))
+    folder = write("one/one.json", report(["a__b-1"]))
+    table = tmp_path / "labels.csv"
+    table.write_text("case,run,resolved\na__b-1,one,false\na__b-1,two,true\n")
+    result = run_ingest(folder, outcomes=[str(table)])
+    assert outcomes_of(result) == {("a__b-1", "one"): "unresolved", ("a__b-1", "two"): "resolved"}
+    lines = tmp_path / "labels.jsonl"
+    lines.write_text('{"case": "a__b-1", "resolved": 1}\n')
+    assert set(outcomes_of(run_ingest(folder, outcomes=[str(lines)])).values()) == {"resolved"}
+
+
+@pytest.mark.parametrize("text", ["case,run,resolved\na,,maybe\n", "name\nx\n"])
+def test_a_table_that_cannot_be_understood_names_its_line(write, run_ingest, tmp_path: Path, text: str):
+    folder = write("a.traj.json", mini_v2())
+    table = tmp_path / "labels.csv"
+    table.write_text(text)
+    with pytest.raises(TraceForgeError, match=r"labels\.csv line 2"):
+        run_ingest(folder, outcomes=[str(table)])
+
+
+def test_an_outcome_entry_that_is_not_there_or_holds_nothing_is_an_error(write, run_ingest, tmp_path: Path):
+    folder = write("a.traj.json", mini_v2())
+    with pytest.raises(TraceForgeError, match=r"ingest\.outcomes"):
+        run_ingest(folder, outcomes=[str(tmp_path / "nowhere.json")])
+    (tmp_path / "empty.json").write_text("{}")
+    with pytest.raises(TraceForgeError, match="no outcomes that TraceForge knows"):
+        run_ingest(folder, outcomes=[str(tmp_path / "empty.json")])
+
+
+def test_outcome_files_outside_the_corpus_apply_by_case(write, run_ingest, tmp_path: Path):
+    folder = write("a__b-1/a__b-1.traj.json", mini_v2())
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "x.json").write_text(json.dumps(report(["a__b-1"])))
+    assert run_ingest(folder, outcomes=[str(tmp_path / "reports")]).trajectories[0].outcome == "resolved"
