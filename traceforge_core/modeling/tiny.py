@@ -27,7 +27,7 @@ MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respo
 VOCABULARY = 2048
 LONGEST = 131072
 SEED = 20250101
-HEAD_STD = 0.3
+HEAD_STD = 0.15
 """Standard deviation of the head. The final norm fixes the length of a hidden state at sqrt(hidden_size) = 8, so with
 the usual 0.02 no logit could pass about 1 and an adapter, which leaves the head alone, could never be sure of anything.
 """
