@@ -192,6 +192,11 @@ class TrainingConfig(Section):
         "adamw_torch", description="adamw_8bit needs CUDA and bitsandbytes."
     )
     gradient_checkpointing: bool = Field(True, description="Recompute activations in the backward to save memory.")
+    long_context: Switch = Field(
+        "auto",
+        description="Tiled decoder layers with their inputs in host memory (section long_context). auto: on CUDA, for "
+        "sequences of at least long_context.from_tokens. Exact, so nothing but time and memory changes.",
+    )
     checkpoint_steps: Positive = Field(50, description="Save a checkpoint to resume from every so many steps.")
     report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = Field(
         default_factory=list, description="Trackers to log to besides metrics.jsonl."
@@ -234,9 +239,25 @@ class PreferenceConfig(TrainingConfig):
     share_gpu: bool = Field(
         False, description="Let workers share a GPU where there are too few: slow, over gloo; for trying things out."
     )
-    long_context: Switch = Field(
-        "auto", description="Tiled decoder layers with inputs in host memory. auto: on CUDA from 16K tokens."
+
+
+class LongContextConfig(Section):
+    """How tiled decoder layers use memory. Nothing here changes what is computed, beyond rounding."""
+
+    from_tokens: Positive = Field(16384, description="Shortest sequence that `long_context: auto` computes in tiles.")
+    tile: Positive | None = Field(None, description="Tokens worked on at once; empty: what the free memory allows.")
+    head_groups: Positive | None = Field(
+        None, description="Parts in which KV heads are attended to, one after another; empty: by the free memory."
     )
+    recompute: Literal["attention", "none"] = Field(
+        "attention",
+        description="attention: the backward computes attention again. none: its output waits in host memory instead, "
+        "which is faster and takes twice the host memory.",
+    )
+    inputs_on_device: Annotated[int, Field(ge=0)] = Field(
+        0, description="So many layers' inputs stay in GPU memory, to spare host memory."
+    )
+    logprob_chunk: Positive = Field(1024, description="Positions whose logits exist at once.")
 
 
 class ComparisonConfig(Section):
@@ -278,6 +299,9 @@ class RunConfig(Section):
     datasets: DatasetsConfig = Field(default_factory=DatasetsConfig, description="SFT samples and preference pairs.")
     sft: SftConfig = Field(default_factory=SftConfig, description="Supervised fine-tuning.")
     preference: PreferenceConfig = Field(default_factory=PreferenceConfig, description="SimPO, all strategies.")
+    long_context: LongContextConfig = Field(
+        default_factory=LongContextConfig, description="Memory use of tiled decoder layers."
+    )
     comparison: ComparisonConfig = Field(default_factory=ComparisonConfig, description="Agreement with the oracle.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Figures on held-out data.")
     monitoring: MonitoringConfig = Field(default_factory=MonitoringConfig, description="GPU and host monitor.")

@@ -1,0 +1,116 @@
+"""What tiled layers take, in bytes, from a model's dimensions: the formulas behind the planner and the choice of tiles.
+
+Imports no torch. `Dimensions.of(config)` takes a transformers config or the dict of a config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales
+GRAD_BYTES = 4  # adapters and their gradients are float32
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Of a Llama-like decoder. widths in numbers, not bytes."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocabulary: int
+    tied_head: bool
+
+    @classmethod
+    def of(cls, config: Any) -> Dimensions:
+        def get(name: str, default: Any = None) -> Any:
+            value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+            return default if value is None else value
+
+        heads = get("num_attention_heads")
+        return cls(
+            layers=get("num_hidden_layers"),
+            hidden=get("hidden_size"),
+            heads=heads,
+            kv_heads=get("num_key_value_heads", heads),
+            head_dim=get("head_dim", get("hidden_size") // heads),
+            mlp=get("intermediate_size"),
+            vocabulary=get("vocab_size"),
+            tied_head=bool(get("tie_word_embeddings", False)),
+        )
+
+    @property
+    def q(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """(in, out) of each linear layer of a decoder layer."""
+        return {
+            "q_proj": (self.hidden, self.q),
+            "k_proj": (self.hidden, self.kv),
+            "v_proj": (self.hidden, self.kv),
+            "o_proj": (self.q, self.hidden),
+            "gate_proj": (self.hidden, self.mlp),
+            "up_proj": (self.hidden, self.mlp),
+            "down_proj": (self.mlp, self.hidden),
+        }
+
+    @property
+    def layer_weights(self) -> int:
+        """Numbers in the linear layers of one decoder layer."""
+        return sum(width_in * width_out for width_in, width_out in self.projections.values())
+
+    def adapter(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
+        """Numbers in a LoRA adapter of all layers; targets None: all seven projections."""
+        sizes = (sum(size) for name, size in self.projections.items() if targets is None or name in targets)
+        return self.layers * rank * sum(sizes)
+
+
+def sequence_bytes(
+    dims: Dimensions, tokens: int, groups: int, rank: int, width: int, blocks: int, scratch: float
+) -> dict[str, float]:
+    """Memory of a layer's backward that grows with the sequence, in bytes by part. width: bytes a number.
+
+    hidden: residual and its gradient. attention: q, k, v of all heads, the attention's output and gradient, its
+    log-sum-exp, rotary tables, and the share of the heads in work. scratch: bytes of kernel scratch a number of q.
+    """
+    groups = _divisor(dims.kv_heads, groups)
+    qkv = dims.q + 2 * dims.kv + _aligned(3 * rank)
+    in_work = width * (2 * dims.q + 3 * dims.kv) / groups  # rotated q and k; dq, dk, dv
+    if blocks > 1:
+        in_work += width * (dims.q + 2 * dims.kv) / groups  # sums of the blocks' gradients beside one block's
+    return {
+        "hidden": 2.0 * width * tokens * dims.hidden,
+        "attention": tokens * (width * (qkv + 2 * dims.q + 2 * dims.head_dim) + 4 * dims.heads + in_work),
+        "workspace": tokens * dims.q / groups * scratch,
+    }
+
+
+def tile_bytes(dims: Dimensions, tile: int, rank: int, width: int) -> float:
+    """Memory of the tiles and of one layer's weights in the compute dtype, in bytes."""
+    rows = (
+        2 * dims.mlp + _aligned(2 * rank)  # gate and up
+        + 2 * dims.mlp  # their product and its gradient
+        + 3 * dims.hidden  # normed, its gradient, the middle of the layer
+        + dims.hidden + _aligned(rank)  # outputs
+    )  # fmt: skip
+    matrices = dims.layer_weights + rank * sum(sum(size) for size in dims.projections.values())
+    return width * (tile * rows + matrices)
+
+
+def _aligned(rank: int) -> int:
+    return -(-rank // 8) * 8
+
+
+def _divisor(number: int, wanted: int) -> int:
+    return max(count for count in range(1, min(wanted, number) + 1) if number % count == 0)
