@@ -39,8 +39,10 @@ def data_order(trainer: Any) -> Any:
     """One worker (the only one, where there is one) goes through the pairs in an order of its own."""
 
     class Planted(trainer):
+        train_dataset: Any
+
         def get_train_dataloader(self) -> Any:
-            right: Any = self.train_dataset
+            right = self.train_dataset
             if self.mesh.rank == self.mesh.size - 1:
                 self.train_dataset = _Turned(right)
             try:
@@ -65,8 +67,10 @@ def loss_not_averaged(trainer: Any) -> Any:
 
 def _with_gamma(trainer: Any, gamma: Any) -> Any:
     class Planted(trainer):
+        simpo_gamma: float
+
         def cpo_loss(self, *scores: Any) -> Any:
-            right: float = self.simpo_gamma
+            right = self.simpo_gamma
             self.simpo_gamma = gamma(self)
             try:
                 return super().cpo_loss(*scores)
