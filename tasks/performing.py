@@ -67,8 +67,8 @@ def logs_to(run_logger: logging.Logger | logging.LoggerAdapter) -> Iterator[None
 
 def publish(result: StageResult) -> None:
     """Show a stage in Prefect's UI: its report if it wrote one, else its figures, with its plots inline."""
-    report = result.path / "report.md"
-    text = report.read_text(encoding="utf-8") if report.is_file() else figures_table(result.figures)
+    report = next(iter(sorted(result.path.glob("*.md"))), None)
+    text = report.read_text(encoding="utf-8") if report else figures_table(result.figures)
     for picture in sorted(result.path.glob("*.png")):
         text = text.replace(f"]({picture.name})", "](#plots)") + f"\n\n{inline_picture(picture)}"
     create_markdown_artifact(

@@ -167,3 +167,46 @@ def make_adapter(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory)
         return folder
 
     return make
+
+
+@pytest.fixture
+def trained_run(
+    tiny_model_dir: Path, tiny_datasets_dir: Path, make_adapter: Callable[..., Path], tmp_path: Path
+) -> Any:
+    """A run with SFT and Branch-Parallel finished, and a comparison."""
+    import shutil
+
+    from traceforge_core.config import load_config
+    from traceforge_core.runs import Inputs, Run, run_stage
+
+    here = Run.create(tmp_path / "runs", "run")
+    here.save_config(load_config(assignments=["ingest.path=/home/somebody/secret"]).model_dump(mode="json"))
+    folders = {
+        "model": tiny_model_dir,
+        "datasets": tiny_datasets_dir,
+        "sft": make_adapter(1, scale=0.2).parent,
+        "branch_parallel": make_adapter(2, scale=0.3).parent,
+        "compare": None,
+    }
+    figures = {
+        "datasets": {
+            "sft_samples": 48,
+            "pairs": 31,
+            "pairs_held_out": 6,
+            "pairs_by_miner": {"outcome": 20, "recovery": 11},
+        },
+        "branch_parallel": {"steps": 8, "first_loss": 0.9, "last_loss": 0.4, "device": "cpu"},
+        "compare": {
+            "verdict": "pass",
+            "branch_parallel": {"verdict": "pass", "max_loss_difference": 2.5e-8, "steps": 8},
+        },
+    }
+    for name, source in folders.items():
+
+        def fill(out_dir: Path, source: Path | None = source, name: str = name) -> dict[str, Any]:
+            if source is not None:
+                shutil.copytree(source, out_dir, dirs_exist_ok=True)
+            return figures.get(name, {})
+
+        run_stage(here, name, {}, Inputs(), fill)
+    return here

@@ -17,7 +17,7 @@ from traceforge_core import export as export_module
 from traceforge_core.config import load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.export import export, export_run
-from traceforge_core.runs import Inputs, Run, run_stage
+from traceforge_core.runs import Run
 
 PROMPT = torch.tensor([[5, 300, 20, 41, 7, 90, 11]])
 
@@ -153,44 +153,8 @@ def test_an_adapter_of_another_model_and_a_full_disk_are_told_plainly(
     assert {path.name for path in tmp_path.iterdir()} == {"other"}
 
 
-@pytest.fixture
-def run(tiny_model_dir: Path, tiny_datasets_dir: Path, make_adapter: Callable[..., Path], tmp_path: Path) -> Run:
-    """A run with SFT and Branch-Parallel finished, and a comparison."""
-    here = Run.create(tmp_path / "runs", "run")
-    here.save_config(load_config(assignments=["ingest.path=/home/somebody/secret"]).model_dump(mode="json"))
-    folders = {
-        "model": tiny_model_dir,
-        "datasets": tiny_datasets_dir,
-        "sft": make_adapter(1, scale=0.2).parent,
-        "branch_parallel": make_adapter(2, scale=0.3).parent,
-        "compare": None,
-    }
-    figures = {
-        "datasets": {
-            "sft_samples": 48,
-            "pairs": 31,
-            "pairs_held_out": 6,
-            "pairs_by_miner": {"outcome": 20, "recovery": 11},
-        },
-        "branch_parallel": {"steps": 8, "first_loss": 0.9, "last_loss": 0.4, "device": "cpu"},
-        "compare": {
-            "verdict": "pass",
-            "branch_parallel": {"verdict": "pass", "max_loss_difference": 2.5e-8, "steps": 8},
-        },
-    }
-    for name, source in folders.items():
-
-        def fill(out_dir: Path, source: Path | None = source, name: str = name) -> dict[str, Any]:
-            if source is not None:
-                shutil.copytree(source, out_dir, dirs_exist_ok=True)
-            return figures.get(name, {})
-
-        run_stage(here, name, {}, Inputs(), fill)
-    return here
-
-
-def test_a_run_exports_its_last_training_with_a_card_that_the_hub_accepts(run: Run, tmp_path: Path) -> None:
-    figures = export_run(run, tmp_path / "out")
+def test_a_run_exports_its_last_training_with_a_card_that_the_hub_accepts(trained_run: Run, tmp_path: Path) -> None:
+    figures = export_run(trained_run, tmp_path / "out")
     assert figures["stage"] == "branch_parallel"
     assert figures["bytes"] > 500_000
     card = ModelCard.load(tmp_path / "out" / "README.md")
@@ -206,13 +170,15 @@ def test_a_run_exports_its_last_training_with_a_card_that_the_hub_accepts(run: R
     assert "secret" not in card.text and str(tmp_path) not in card.text
 
 
-def test_the_stage_can_be_named_and_one_that_is_not_there_lists_those_that_are(run: Run, tmp_path: Path) -> None:
-    assert export_run(run, tmp_path / "out", stage="sft")["stage"] == "sft"
+def test_the_stage_can_be_named_and_one_that_is_not_there_lists_those_that_are(
+    trained_run: Run, tmp_path: Path
+) -> None:
+    assert export_run(trained_run, tmp_path / "out", stage="sft")["stage"] == "sft"
     assert (
         "Agreement with TRL's CPOTrainer concerns preference training" in (tmp_path / "out" / "README.md").read_text()
     )
     with pytest.raises(TraceForgeError, match=r"no adapter of stage oracle \(those there: sft, branch_parallel\)"):
-        export_run(run, tmp_path / "out", stage="oracle")
+        export_run(trained_run, tmp_path / "out", stage="oracle")
 
 
 def test_an_adapter_card_names_its_base_on_the_hub(

@@ -89,7 +89,7 @@ def write_card(
         "## Training",
         _training(stages, stage),
     ]
-    if stages.get("evaluate", {}).get("models"):
+    if stages.get("evaluate", {}).get("accuracy"):
         parts += ["## Evaluation on held-out data", _evaluation(stages["evaluate"])]
     parts += ["## Checks", _checks(stages, stage, check)]
     parts += ["## Configuration", f"```yaml\n{_configuration(config, stage)}```"]
@@ -137,9 +137,9 @@ def _training(stages: Mapping[str, Mapping[str, Any]], stage: str) -> str:
 
 
 def _evaluation(figures: Mapping[str, Any]) -> str:
-    columns = ("accuracy", "margin", "action_loss", "token_accuracy")
+    columns = [figures[key] for key in ("accuracy", "margin", "action_loss", "token_accuracy")]
     head = ("model", "pair accuracy", "margin", "next-action loss", "token accuracy")
-    rows = [(name, *(_plain(values.get(key)) for key in columns)) for name, values in figures["models"].items()]
+    rows = [(name, *(_plain(column[name]) for column in columns)) for name in figures["accuracy"]]
     return f"{figures['pairs']} pairs and {figures['actions']} next actions of cases not trained on.\n\n" + _table(
         head, rows
     )
@@ -162,8 +162,8 @@ def _checks(stages: Mapping[str, Mapping[str, Any]], stage: str, check: Mapping[
     if check is not None:
         lines.append(
             f"- These weights against base and adapter apart, in {check['dtype']}: **{check['verdict']}**. Logits "
-            f"differ by {check['difference']:.2g} (RMS; largest {check['largest']:.2g}); rounding these weights moves them by "
-            f"{check['rounding']:.2g}, the adapter by {check['adapter_effect']:.2g}."
+            f"differ by {check['difference']:.2g} (RMS; largest {check['largest']:.2g}); rounding the weights moves "
+            f"them by {check['rounding']:.2g}, the adapter by {check['adapter_effect']:.2g}."
         )
     return "\n".join(lines)
 

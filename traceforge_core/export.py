@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Dtype = Literal["bfloat16", "float32"]
+DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
 MARK = "traceforge_export.json"
 PROMPTS = 4
 PROMPT_TOKENS = 256

@@ -11,7 +11,7 @@ import pytest
 
 from traceforge_core.config import RunConfig, load_config
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.evaluation.evaluate import evaluate, evaluate_adapters
+from traceforge_core.evaluation.evaluate import evaluate, evaluate_adapters, named_adapters
 from traceforge_core.runs import Inputs, Run, StageResult, run_stage
 from traceforge_core.stages import perform
 
@@ -45,11 +45,11 @@ def test_every_model_of_a_run_is_measured_and_reported(
     out = tmp_path / "evaluate"
     figures = evaluate(config, inputs, out)
     assert (figures["pairs"], figures["actions"]) == (5, 4)
-    models = figures["models"]
-    assert list(models) == ["base", "sft", "oracle", "branch_parallel"]
-    # An adapter whose B is zero is the base model; the others are not, and not each other.
-    assert models["sft"] == models["base"]
-    assert len({models[name]["action_loss"] for name in ("base", "oracle", "branch_parallel")}) == 3
+    for figure in ("accuracy", "margin", "action_loss", "token_accuracy"):
+        assert list(figures[figure]) == ["base", "sft", "oracle", "branch_parallel"]
+        # An adapter whose B is zero is the base model; the others are not, and not each other.
+        assert figures[figure]["sft"] == figures[figure]["base"]
+    assert len(set(figures["action_loss"].values())) == len(set(figures["margin"].values())) == 3
     result = json.loads((out / "evaluation.json").read_text())
     assert result["held_out"] == {"pairs": 6, "actions": 9}
     scores = [json.loads(line) for line in (out / "scores.jsonl").read_text().splitlines()]
@@ -82,7 +82,7 @@ def test_the_figures_of_the_worker_are_those_of_the_adapter_loaded_by_peft(
             with torch.no_grad():
                 mean = model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).loss
             loss, tokens = loss + mean.item() * count, tokens + count
-        assert figures["models"][name]["action_loss"] == pytest.approx(loss / tokens, rel=1e-5)
+        assert figures["action_loss"][name] == pytest.approx(loss / tokens, rel=1e-5)
 
 
 def test_nothing_held_out_is_a_note_in_a_run_and_an_error_when_asked_for(
@@ -92,7 +92,7 @@ def test_nothing_held_out_is_a_note_in_a_run_and_an_error_when_asked_for(
     empty.mkdir()
     out.mkdir()
     figures = evaluate(config, {"model": tiny_model_dir, "datasets": empty}, out)
-    assert figures["models"] == {}
+    assert (figures["pairs"], figures["actions"]) == (0, 0)
     assert "datasets.split.held_out" in figures["note"]
     assert "Nothing was evaluated" in (out / "evaluation.md").read_text()
     with pytest.raises(TraceForgeError, match=r"datasets\.split\.held_out"):
@@ -152,7 +152,18 @@ def test_the_stage_runs_without_sft_and_is_reused(
 
         run_stage(run, name, {}, Inputs(), copy)
     first: StageResult = perform("evaluate", config, run)
-    assert list(first.figures["models"]) == ["base"]
+    assert list(first.figures["accuracy"]) == ["base"]
     assert perform("evaluate", config, run).reused
     config.evaluation.max_pairs = 1
     assert not perform("evaluate", config, run).reused
+
+
+def test_adapters_are_named_by_their_folder_unless_a_name_is_given(tmp_path: Path) -> None:
+    given = [str(tmp_path / "run-1.5" / "adapter"), str(tmp_path / "mine"), f"other={tmp_path / 'mine'}"]
+    assert named_adapters(given) == {
+        "run-1_5": tmp_path / "run-1.5" / "adapter",
+        "mine": tmp_path / "mine",
+        "other": tmp_path / "mine",
+    }
+    with pytest.raises(TraceForgeError, match="Two adapters are named adapters"):
+        named_adapters(["a/adapters", "b/adapters"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.evaluation import rows
 from traceforge_core.evaluation.report import draw, render
-from traceforge_core.evaluation.worker import BASE, Request
+from traceforge_core.evaluation.worker import BASE, REQUEST, Request
 from traceforge_core.runs import write_json
 from traceforge_core.trained import TRAINED
 from traceforge_core.training.job import Job
@@ -39,7 +39,7 @@ def evaluate(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> di
         logger.warning("Nothing is evaluated: %s", reason)
         write_json(out_dir / "evaluation.json", {"models": {}, "note": reason})
         (out_dir / "evaluation.md").write_text(f"# Evaluation\n\nNothing was evaluated: {reason}\n", encoding="utf-8")
-        return {"pairs": 0, "actions": 0, "models": {}, "note": reason}
+        return {"pairs": 0, "actions": 0, "note": reason}
     adapters = {name: inputs[name] / "adapter" for name in TRAINED if name in inputs}
     return evaluate_adapters(config, inputs["model"], inputs["datasets"], adapters, out_dir)
 
@@ -61,7 +61,8 @@ def evaluate_adapters(
         raise TraceForgeError(f"There is nothing to evaluate on: {reason}")
     run_worker(config, model_dir, datasets, Request("measure", check_adapters(adapters)), out_dir, on_line)
     measured = json.loads((out_dir / "measured.json").read_text(encoding="utf-8"))
-    (out_dir / "measured.json").unlink()
+    for passing in ("measured.json", REQUEST):
+        (out_dir / passing).unlink()
     with (out_dir / "scores.jsonl").open("w", encoding="utf-8") as file:
         for name, answer in measured.items():
             for kind, scores in answer["rows"].items():
@@ -118,6 +119,22 @@ def nothing_held_out(config: RunConfig, datasets: Path) -> str | None:
     )
 
 
+def named_adapters(given: Sequence[str]) -> dict[str, Path]:
+    """Adapters as people name them, NAME=DIR or DIR, by name: without one, the folder's (or, for one that is called
+    `adapter`, that of the folder it lies in). Raises TraceForgeError where two have one name."""
+    named: dict[str, Path] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        folder = Path(path if equals else text).expanduser()
+        if not equals:
+            whole = folder.resolve()
+            name = (whole.parent if whole.name == "adapter" else whole).name.replace(".", "_")
+        if name in named:
+            raise TraceForgeError(f"Two adapters are named {name}: give them names of their own, as NAME=DIR.")
+        named[name] = folder
+    return named
+
+
 def check_adapters(adapters: Mapping[str, Path]) -> dict[str, str]:
     """Folders as absolute paths. Raises TraceForgeError where one is no adapter, or is named as the base model is."""
     for name, folder in adapters.items():
@@ -132,19 +149,18 @@ def check_adapters(adapters: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
-    shown: dict[str, Any] = {}
-    for name, answer in result["models"].items():
-        pairs, actions = answer["pairs"] or {}, answer["actions"] or {}
-        shown[name] = {
-            "accuracy": pairs.get("accuracy"),
-            "margin": pairs.get("margin"),
-            "length_correlation": pairs.get("length_correlation"),
-            "action_loss": actions.get("loss"),
-            "token_accuracy": actions.get("token_accuracy"),
-        }
-    base = result["models"][BASE]
+    """Each figure by model, None where there are no rows of its kind."""
+    models = result["models"]
+
+    def by_model(kind: str, key: str) -> dict[str, Any]:
+        return {name: answer[kind][key] if answer[kind] else None for name, answer in models.items()}
+
     return {
-        "pairs": (base["pairs"] or {}).get("pairs", 0),
-        "actions": (base["actions"] or {}).get("actions", 0),
-        "models": shown,
+        "pairs": (models[BASE]["pairs"] or {}).get("pairs", 0),
+        "actions": (models[BASE]["actions"] or {}).get("actions", 0),
+        "accuracy": by_model("pairs", "accuracy"),
+        "margin": by_model("pairs", "margin"),
+        "length_correlation": by_model("pairs", "length_correlation"),
+        "action_loss": by_model("actions", "loss"),
+        "token_accuracy": by_model("actions", "token_accuracy"),
     }

@@ -10,9 +10,11 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from traceforge_core.cards import write_adapter_card
 from traceforge_core.config import ModelConfig, RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training.job import Job, Kind
@@ -31,22 +33,51 @@ TRAINERS: dict[Kind, str] = {
 
 def train_sft(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
     """SFT on one worker. Leaves adapter/, metrics.jsonl, training.json, logs/."""
-    return run_job(sft_job(config, inputs, out_dir))
+    return _train(sft_job(config, inputs, out_dir), inputs)
 
 
 def train_oracle(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
-    """SimPO with TRL's own CPOTrainer on one worker."""
-    return run_job(preference_job("oracle", config, inputs, out_dir))
+    """SimPO with TRL's own CPOTrainer on one worker; on cut pairs where `comparison.oracle_max_length` says so."""
+    job = preference_job("oracle", config, inputs, out_dir)
+    return _train(job if config.comparison.oracle_max_length is None else _proof_of(job), inputs)
 
 
 def train_branch_parallel(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
     """SimPO with a worker a branch, two for each replica."""
-    return run_job(preference_job("branch_parallel", config, inputs, out_dir))
+    return _train_strategy(preference_job("branch_parallel", config, inputs, out_dir), inputs)
 
 
 def train_shared_prefix(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
     """SimPO with both branches in one sequence, one worker for each replica."""
-    return run_job(preference_job("shared_prefix", config, inputs, out_dir))
+    return _train_strategy(preference_job("shared_prefix", config, inputs, out_dir), inputs)
+
+
+def _train_strategy(job: Job, inputs: Mapping[str, Path]) -> dict[str, Any]:
+    """Train a strategy, after what the comparison needs of it where the oracle cannot hold whole pairs: `proof/`, the
+    oracle's cut pairs and steps. Resumed, a finished proof is not repeated."""
+    if job.config.comparison.oracle_max_length is None:
+        return _train(job, inputs)
+    proof = _proof_of(job, job.out_dir / "proof")
+    if not (proof.out_dir / "training.json").exists():
+        logger.info("First the proof: %d steps on pairs cut to %d tokens.", proof.section.max_steps, proof.cut_to)
+        proof.out_dir.mkdir(exist_ok=True)
+        run_job(proof, stop_file=_stop_file(job.out_dir))
+    comparison = job.config.comparison.model_copy(update={"gradient_steps": 0})
+    return _train(replace(job, config=job.config.model_copy(update={"comparison": comparison})), inputs)
+
+
+def _proof_of(job: Job, out_dir: Path | None = None) -> Job:
+    """The same job on cut pairs, for as many steps as the oracle takes."""
+    comparison = job.config.comparison
+    preference = job.config.preference.model_copy(update={"max_steps": comparison.oracle_steps})
+    config = job.config.model_copy(update={"preference": preference})
+    return replace(job, config=config, out_dir=out_dir or job.out_dir, cut_to=comparison.oracle_max_length)
+
+
+def _train(job: Job, inputs: Mapping[str, Path]) -> dict[str, Any]:
+    result = run_job(job)
+    write_adapter_card(job.out_dir / "adapter", job.kind, job.config, inputs, result)
+    return result
 
 
 def sft_job(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Job:
@@ -89,10 +120,10 @@ def preference_job(kind: Kind, config: RunConfig, inputs: Mapping[str, Path], ou
     )
 
 
-def run_job(job: Job, on_line: OnLine | None = None) -> dict[str, Any]:
+def run_job(job: Job, on_line: OnLine | None = None, stop_file: Path | None = None) -> dict[str, Any]:
     """Launch a job, wait for its end, tidy up, and say what came out."""
     gpus = seats(job, share_gpu=job.config.preference.share_gpu)
-    launch(job, gpus, on_line=on_line, stop_file=_stop_file(job.out_dir))
+    launch(job, gpus, on_line=on_line, stop_file=stop_file or _stop_file(job.out_dir))
     shutil.rmtree(job.out_dir / "checkpoints", ignore_errors=True)
     return figures(job)
 
