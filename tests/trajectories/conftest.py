@@ -21,7 +21,9 @@ Ingest = Callable[..., SimpleNamespace]
 def run_ingest(tmp_path: Path) -> Ingest:
     """Ingest a folder; gives figures, trajectories, quarantine rows and the output folder."""
 
-    def run(folder: Path, *, workers: int = 1, outcomes: list[str] | None = None, out: Path | None = None) -> SimpleNamespace:
+    def run(
+        folder: Path, *, workers: int = 1, outcomes: list[str] | None = None, out: Path | None = None
+    ) -> SimpleNamespace:
         out = out or tmp_path / "out"
         out.mkdir(exist_ok=True)
         config = load_config(

@@ -58,7 +58,10 @@ def mini_v1(case: str = "a__b-1", *, patch: str = "diff --git a b", note: str = 
             {"role": "assistant", "content": f"THOUGHT: look {note}\n\n```bash\nls\n```"},
             {"role": "user", "content": "<returncode>1</returncode>\n<output>\nno</output>"},
             {"role": "assistant", "content": "No command here."},
-            {"role": "user", "content": "Please always provide EXACTLY ONE action in triple backticks, found 0 actions."},
+            {
+                "role": "user",
+                "content": "Please always provide EXACTLY ONE action in triple backticks, found 0 actions.",
+            },
             {"role": "assistant", "content": "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"},
             {"role": "user", "content": patch},
         ],

@@ -42,7 +42,9 @@ def test_every_kind_of_outcome_file_is_understood():
     assert claims_in({"results": [{"task_id": "a", "is_resolved": True}]}) == [Claim("a", "resolved", "is_resolved")]
 
 
-@pytest.mark.parametrize("value", [{}, [], {"messages": [], "resolved_ids": []}, {"resolved": True}, 3, {"a": {"b": 1}}])
+@pytest.mark.parametrize(
+    "value", [{}, [], {"messages": [], "resolved_ids": []}, {"resolved": True}, 3, {"a": {"b": 1}}]
+)
 def test_what_is_no_outcome_file_is_not_taken_for_one(value: Any):
     assert not claims_in(value)
 
@@ -142,7 +144,9 @@ def test_a_row_field_against_a_report_is_a_conflict(write, run_ingest):
     folder = write("report.json", report([], ["a__b-1"]))
     result = run_ingest(folder)
     assert result.trajectories[0].outcome is None
-    assert result.figures["outcome_conflicts"] == 1 and "row field resolved" in result.figures["conflicts"][0]["conflict"]
+    assert (
+        result.figures["outcome_conflicts"] == 1 and "row field resolved" in result.figures["conflicts"][0]["conflict"]
+    )
 
 
 def test_the_users_table_outranks_everything(write, run_ingest, tmp_path: Path):

@@ -30,7 +30,12 @@ def test_a_v2_file_has_calls_observations_and_return_codes_and_no_exit_message()
     assert trajectory.format == "mini-swe-agent-v2"
     assert [m.role for m in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant", "tool"]
     action = trajectory.messages[2].actions[0]
-    assert (action.name, action.arguments, action.call_id, action.in_text) == ("bash", {"command": "ls 0 "}, "call_0", False)
+    assert (action.name, action.arguments, action.call_id, action.in_text) == (
+        "bash",
+        {"command": "ls 0 "},
+        "call_0",
+        False,
+    )
     assert [m.returncode for m in trajectory.messages if m.role == "tool"] == [0, 1]
     assert trajectory.left_out == {"exit_message": 1}
     assert trajectory.exit_status == "Submitted" and trajectory.model == "m/x"
@@ -77,7 +82,13 @@ def test_text_mode_reads_its_own_fence():
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [('{"a": 1}', {"a": 1}), ({"a": 1}, {"a": 1}), (None, {}), ("not json", {"input": "not json"}), ("[1]", {"input": "[1]"})],
+    [
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        (None, {}),
+        ("not json", {"input": "not json"}),
+        ("[1]", {"input": "[1]"}),
+    ],
 )
 def test_arguments_are_always_an_object_and_never_lost(arguments: Any, expected: dict[str, Any]):
     call = {"id": "c", "function": {"name": "t", "arguments": arguments}}
