@@ -263,6 +263,13 @@ class LongContextConfig(Section):
 class ComparisonConfig(Section):
     """How closely a strategy must agree with the oracle."""
 
+    oracle_max_length: Annotated[int, Field(ge=16)] | None = Field(
+        None,
+        description="Longest branch the oracle can hold, in tokens: its full logits of a long pair fit on no GPU. With "
+        "this set, oracle and strategy take `oracle_steps` steps on pairs cut to this length, which are compared; the "
+        "strategy then trains on the whole pairs. Empty: both train on whole pairs, and those runs are compared.",
+    )
+    oracle_steps: Positive = Field(10, description="Optimizer steps on cut pairs; only with oracle_max_length.")
     gradient_steps: Annotated[int, Field(ge=0)] = Field(
         5, description="Optimizer steps whose gradients are saved and compared, from the first; 0: none."
     )

@@ -42,6 +42,15 @@ class Stage:
         return getattr(import_module(module), name)
 
 
+# Beside the trainer's own section: what the comparison wants recorded, and on which pairs.
+PREFERENCE_SECTIONS = (
+    "model",
+    "preference",
+    "comparison.gradient_steps",
+    "comparison.oracle_max_length",
+    "comparison.oracle_steps",
+)
+
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
@@ -66,7 +75,7 @@ STAGES: dict[str, Stage] = {
             "oracle",
             "SimPO with TRL's CPOTrainer",
             "traceforge_core.training.stages:train_oracle",
-            ("model", "preference", "comparison.gradient_steps"),
+            PREFERENCE_SECTIONS,
             needs=("model", "datasets"),
             uses=("sft",),
             resumable=True,
@@ -75,7 +84,7 @@ STAGES: dict[str, Stage] = {
             "branch_parallel",
             "Branch-Parallel SimPO",
             "traceforge_core.training.stages:train_branch_parallel",
-            ("model", "preference", "comparison.gradient_steps"),
+            PREFERENCE_SECTIONS,
             needs=("model", "datasets"),
             uses=("sft",),
             resumable=True,
@@ -84,7 +93,7 @@ STAGES: dict[str, Stage] = {
             "shared_prefix",
             "Shared-prefix SimPO",
             "traceforge_core.training.stages:train_shared_prefix",
-            ("model", "preference", "comparison.gradient_steps"),
+            PREFERENCE_SECTIONS,
             needs=("model", "datasets"),
             uses=("sft",),
             resumable=True,

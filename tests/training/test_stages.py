@@ -63,6 +63,27 @@ def test_sft_then_oracle_then_branch_parallel_agree_in_float32(
 
 
 @pytest.mark.slow
+def test_where_the_oracle_cannot_hold_whole_pairs_cut_ones_are_compared_and_whole_ones_trained(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path
+) -> None:
+    config = configure(comparison__oracle_max_length=24, comparison__oracle_steps=3, comparison__gradient_steps=3)
+    stages.train_oracle(config, inputs, tmp_path / "oracle")
+    stages.train_branch_parallel(config, inputs, tmp_path / "branch_parallel")
+
+    oracle, strategy = (read_records(tmp_path / name / "metrics.jsonl") for name in ("oracle", "branch_parallel"))
+    micro_batches = config.preference.batch_size * config.preference.gradient_accumulation
+    assert len(oracle) == 3 and all(record.tokens <= 2 * 24 * micro_batches for record in oracle if record.tokens)
+    assert len(strategy) == 6 and max(record.tokens for record in strategy if record.tokens) > 2 * 24
+    result = compare(
+        config,
+        {"oracle": tmp_path / "oracle", "branch_parallel": tmp_path / "branch_parallel"},
+        _folder(tmp_path / "compare"),
+    )
+    assert result["verdict"] == "pass"
+    assert result["branch_parallel"]["steps"] == 3
+
+
+@pytest.mark.slow
 def test_a_saved_adapter_loads_with_peft(inputs: dict[str, Path], configure: Configure, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -27,6 +27,7 @@ class Job:
     adapter: folder of the adapter to go on from, None for a fresh one. branches: 2 where chosen and rejected have a
     worker each, else 1. replicas: of the data; there are branches × replicas workers. planted_fault: a mistake of
     comparison/faults that the workers make on purpose; no configuration can ask for one. device: "cpu" or "cuda".
+    cut_to: pairs are cut to branches of at most so many tokens, None for whole ones.
     backend: "transformers" or "unsloth". transport: what carries gradients ("gloo", "nccl").
     """
 
@@ -44,6 +45,7 @@ class Job:
     backend: str = "transformers"
     transport: str = "gloo"
     planted_fault: str | None = None
+    cut_to: int | None = None
 
     @property
     def workers(self) -> int:

@@ -28,10 +28,13 @@ class PairDataset(torch.utils.data.Dataset):
     An item has `pair_id` and, for chosen and rejected, `<branch>_input_ids` (prompt + completion),
     `<branch>_attention_mask` (ones) and `<branch>_labels` (-100 on the prompt and on every completion token that must
     not count, such as an observation in the middle), each a list of int; and `prompt_input_ids`,
-    `prompt_attention_mask`. Raises TraceForgeError where the file is empty or a branch has no token that counts.
+    `prompt_attention_mask`. With `cut_to`, no branch is longer: completions lose their end beyond half of it, prompts
+    their beginning, the same in both branches; for comparing computations, not for learning. Raises
+    TraceForgeError where the file is empty or a branch has no token that counts.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cut_to: int | None = None) -> None:
+        self._cut_to = cut_to
         try:
             self._table: pa.Table = pq.read_table(path, columns=COLUMNS)
         except (OSError, pa.ArrowInvalid) as error:
@@ -54,8 +57,17 @@ class PairDataset(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return self._table.num_rows
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def _row(self, index: int) -> dict[str, Any]:
         row = {name: self._table.column(name)[index].as_py() for name in COLUMNS}
+        if self._cut_to is not None:
+            for name in COLUMNS[2:]:
+                row[name] = row[name][: self._cut_to // 2]
+            room = self._cut_to - max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+            row["prompt_ids"] = row["prompt_ids"][-room:]
+        return row
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._row(index)
         prompt = row["prompt_ids"]
         item: dict[str, Any] = {
             "pair_id": row["pair_id"],
@@ -78,17 +90,13 @@ class PairDataset(torch.utils.data.Dataset):
     def fingerprint(self) -> str:
         """Hash of every pair's tokens, masks and id, in order."""
         digest = hashlib.sha256()
-        for name in COLUMNS:
-            digest.update(name.encode())
-            for value in self._table.column(name):
-                digest.update(repr(value.as_py()).encode())
+        for index in range(len(self)):
+            digest.update(repr(self._row(index)).encode())
         return digest.hexdigest()
 
     def longest(self) -> int:
         """Tokens of the longest branch."""
-        lengths = {name: self._table.column(name) for name in ("prompt_ids", "chosen_ids", "rejected_ids")}
         return max(
-            len(lengths["prompt_ids"][index])
-            + max(len(lengths["chosen_ids"][index]), len(lengths["rejected_ids"][index]))
-            for index in range(len(self))
+            len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+            for row in map(self._row, range(len(self)))
         )

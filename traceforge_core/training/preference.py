@@ -195,8 +195,8 @@ def train(
 
         trainer_class = plant(job.planted_fault, trainer_class)
         logger.warning("The fault %s is planted in this worker, to see whether it is found.", job.planted_fault)
-    pairs = PairDataset(job.data)
-    held_out = PairDataset(job.held_out) if job.held_out is not None else None
+    pairs = PairDataset(job.data, cut_to=job.cut_to)
+    held_out = PairDataset(job.held_out, cut_to=job.cut_to) if job.held_out is not None else None
     beat("loading the model")
     model, tokenizer = load(
         job.model_dir,
