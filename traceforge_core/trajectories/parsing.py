@@ -24,6 +24,7 @@ from traceforge_core.trajectories.formats.protocol import Unreadable
 # A single JSON document or line above this is set aside: parsed, it would not fit into a worker's share of memory.
 DOCUMENT_LIMIT = 128 << 20
 CHUNK_BYTES = 4 << 20
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
 HEAD_BYTES = 4096
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
 PACKED_SUFFIXES = (".gz", ".zst")
@@ -39,8 +40,42 @@ def open_bytes(path: Path) -> IO[bytes]:
         file.close()
         return cast(IO[bytes], gzip.open(path))
     if magic == b"\x28\xb5\x2f\xfd":
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+        return io.BufferedReader(_ZstdReader(file), CHUNK_BYTES)
     return file
+
+
+class _ZstdReader(io.RawIOBase):
+    """The bytes of a Zstandard file of any number of frames. Unlike the library's own reader it raises EOFError where
+    the file ends in the middle of one, so that a torn file is not taken for a short one."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._frame: Any = None
+        self._packed = b""
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            self._packed = self._packed or self._file.read(1 << 17)
+            if not self._packed:
+                if self._frame is not None:
+                    raise EOFError("the file ends in the middle of a Zstandard frame")
+                return 0
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._ready = self._frame.decompress(self._packed)
+            self._packed = self._frame.unused_data if self._frame.eof else b""
+            self._frame = None if self._frame.eof else self._frame
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
@@ -48,7 +83,7 @@ def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
     try:
         with open_bytes(path) as file:
             return file.read(size)
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError):
+    except (OSError, *DAMAGED):
         return b""
 
 
@@ -59,10 +94,10 @@ def read_whole(path: Path) -> bytes:
             data = file.read(DOCUMENT_LIMIT + 1)
             while 0 < len(data) <= DOCUMENT_LIMIT and (more := file.read(DOCUMENT_LIMIT + 1 - len(data))):
                 data += more
+    except DAMAGED as error:
+        raise Unreadable("damaged_archive", str(error)) from None
     except OSError as error:
         raise Unreadable("cannot_read", error.strerror or str(error)) from None
-    except (EOFError, zlib.error, zstandard.ZstdError) as error:
-        raise Unreadable("damaged_archive", str(error)) from None
     if len(data) > DOCUMENT_LIMIT:
         raise Unreadable(
             "too_large", f"one JSON document of more than {DOCUMENT_LIMIT >> 20} MiB; split it, or write JSONL"

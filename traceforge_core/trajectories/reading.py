@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
-
-import zstandard
 
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.formats import detect
@@ -27,6 +24,7 @@ from traceforge_core.trajectories.formats.completion_log import CompletionLog
 from traceforge_core.trajectories.formats.protocol import Format, Unreadable
 from traceforge_core.trajectories.model import Trajectory
 from traceforge_core.trajectories.parsing import (
+    DAMAGED,
     DOCUMENT_LIMIT,
     array_items,
     open_bytes,
@@ -83,8 +81,10 @@ def _read_file(
             yield from _read_value(root, source, found, watch)
     except Unreadable as problem:
         yield Quarantined(source, problem.reason, problem.detail)
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-        yield Quarantined(source, "cannot_read", str(error))
+    except DAMAGED as error:
+        yield Quarantined(source, "damaged_archive", str(error))
+    except OSError as error:
+        yield Quarantined(source, "cannot_read", error.strerror or str(error))
 
 
 def _one_event_a_file(root: Path, unit: Unit) -> tuple[list[Any], int]:

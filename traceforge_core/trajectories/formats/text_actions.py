@@ -11,7 +11,7 @@ from typing import Any
 from traceforge_core.trajectories.model import Action
 
 LANGUAGES = ("bash", "mswea_bash_command")
-_FUNCTION = re.compile(r"<function=([\w.-]{1,100})>(.*?)</function>", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([\w.-]{1,100})>(.*?)(?:</function>|(?=<function=)|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([\w.-]{1,100})>(.*?)</parameter>", re.DOTALL)
 _BLOCK = re.compile(r"^```[^\n`]*\n(.*?)\n?^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
@@ -36,7 +36,8 @@ def last_block(text: str) -> list[Action]:
 
 
 def xml_functions(text: str) -> list[Action]:
-    """Calls written as `<function=name><parameter=key>value</parameter></function>`."""
+    """Calls written as `<function=name><parameter=key>value</parameter></function>`; the end may be missing, as where
+    the model's turn was cut at it."""
     if "<function=" not in text:
         return []
     return [
