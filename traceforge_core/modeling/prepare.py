@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceforge_core.config import ModelConfig, RunConfig
-from traceforge_core.errors import TraceForgeError
+from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.runs import write_json
 
 if TYPE_CHECKING:
@@ -152,8 +152,9 @@ def _find_on_hub(model: ModelConfig) -> Source:
                 f"The hub's {name} has no config.json, so transformers cannot load it (GGUF files cannot be trained). "
                 "Name the repository with the original weights."
             )
-        path = hf_hub_download(name, "config.json", revision=info.sha)
-        return Source(name, name, _read_config(Path(path)), info.sha)
+        # By branch or tag, not by commit, so that the cache knows later, offline, which commit the name stood for.
+        path = Path(hf_hub_download(name, "config.json", revision=revision))
+        return Source(name, name, _read_config(path), path.parent.name)
     except HFValidationError:
         raise TraceForgeError(
             f"model.name {name!r} is neither a folder that is there nor a hub id. Give a path, a hub id such as "
@@ -188,7 +189,8 @@ def _is_an_adapter(where: str, adapter: dict[str, Any]) -> TraceForgeError:
     base = adapter.get("base_model_name_or_path") or "not named in it"
     return TraceForgeError(
         f"{where} is an adapter (LoRA), not a whole model; its base model is: {base}. Name the base as model.name, or "
-        "merge the adapter into it first (PEFT's merge_and_unload) and name the merged folder."
+        "merge the adapter into it first (PEFT's merge_and_unload) and name the merged folder. "
+        f"{page('model-is-an-adapter')}"
     )
 
 
@@ -227,12 +229,17 @@ def _settle_padding(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     if tokenizer.eos_token is None:
         raise TraceForgeError(
             f"The tokenizer of {name} names no end-of-sequence token, so a turn could not be ended. Set eos_token in "
-            "its tokenizer_config.json."
+            f"its tokenizer_config.json. {page('tokenizer-tokens')}"
         )
     if tokenizer.pad_token is None:
         known = tokenizer.get_vocab()
         tokenizer.pad_token = next((token for token in PAD_CANDIDATES if token in known), tokenizer.eos_token)
-        log.info("The tokenizer of %s has no padding token; using %s.", name, tokenizer.pad_token)
+        log.info(
+            "The tokenizer of %s has no padding token; using %s. %s",
+            name,
+            tokenizer.pad_token,
+            page("tokenizer-tokens"),
+        )
 
 
 def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Source, name: str) -> None:
