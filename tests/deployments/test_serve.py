@@ -1,0 +1,224 @@
+"""`make serve` for real: server, worker, deployments, runs from another shell, cancellation, Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SMALL = {
+    "sft": {"max_steps": 2},
+    "preference": {"max_steps": 5},
+    "comparison": {"gradient_steps": 5},
+    "evaluation": {"max_pairs": 2, "max_actions": 2},
+}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@dataclass
+class Served:
+    """A server and worker under test, with what another shell needs to talk to them."""
+
+    process: subprocess.Popen[str]
+    url: str
+    env: dict[str, str]
+    runs_dir: Path
+
+    def prefect(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", *arguments],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def post(self, path: str, **body: Any) -> Any:
+        answer = httpx.post(f"{self.url}/{path}", json=body, timeout=30)
+        answer.raise_for_status()
+        return answer.json()
+
+    def start(self, deployment: str, **parameters: Any) -> str:
+        """Start a run with the ordinary command, as from another shell. Returns its id."""
+        given = {"runs_dir": str(self.runs_dir)} | parameters
+        before = {run["id"] for run in self.post("flow_runs/filter")}
+        self.prefect("deployment", "run", f"traceforge/{deployment}", "--params", json.dumps(given))
+        after = {run["id"] for run in self.post("flow_runs/filter") if not run["auto_scheduled"]}
+        [new] = after - before
+        return new
+
+    def state(self, flow_run: str) -> str:
+        return httpx.get(f"{self.url}/flow_runs/{flow_run}", timeout=30).json()["state_name"]
+
+    def wait(self, flow_run: str, seconds: float = 300) -> str:
+        done = ("Completed", "Failed", "Crashed", "Cancelled")
+        wait_for(lambda: self.state(flow_run) in done, seconds)
+        return self.state(flow_run)
+
+    def log(self, flow_run: str) -> str:
+        wanted = {"flow_run_id": {"any_": [flow_run]}}
+        return "\n".join(line["message"] for line in self.post("logs/filter", logs=wanted))
+
+    def artifacts(self, flow_run: str) -> dict[str, str]:
+        found = self.post("artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run]}})
+        return {each["key"]: each["data"] for each in found}
+
+    def task_states(self, flow_run: str) -> dict[str, str]:
+        found = self.post("task_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
+        return {each["name"]: each["state_name"] for each in found}
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            ours = process.environ().get("PREFECT_HOME") == str(home)
+            if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home, port = tmp_path_factory.mktemp("prefect"), free_port()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PREFECT_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "deployments.serve"],
+        cwd=REPOSITORY,
+        env=env | {"PREFECT_SERVER_API_PORT": str(port)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            told = ""
+            assert process.stdout is not None
+            for line in process.stdout:
+                told += line
+                if "prefect deployment run traceforge/full-pipeline" in line:
+                    break
+            url = f"http://127.0.0.1:{port}/api"
+            assert f"export PREFECT_API_URL={url}" in told, told
+            yield Served(process, url, env | {"PREFECT_API_URL": url}, tmp_path_factory.mktemp("runs"))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 0
+            wait_for(lambda: processes_of(home) == [], seconds=20)
+        finally:
+            for each in processes_of(home):
+                with contextlib.suppress(psutil.Error):
+                    each.kill()
+
+
+def test_a_full_run_and_then_one_stage_of_it_complete_with_their_artifacts(served: Served) -> None:
+    full = served.start("full-pipeline", config=SMALL)
+    assert served.wait(full) == "Completed", served.log(full)
+    shown = served.artifacts(full)
+    assert set(shown) >= {
+        "ingest-report",
+        "datasets-report",
+        "sft-report",
+        "oracle-report",
+        "compare-report",
+        "monitoring",
+    }
+    assert "data:image/png;base64," in shown["compare-report"] and "data:image/png;base64," in shown["monitoring"]
+    assert "step 2/2" in served.log(full), "lines of the training processes reach the run's log"
+    [run] = [path for path in served.runs_dir.iterdir() if (path / "config.json").is_file()]
+    assert json.loads((run / "compare" / "manifest.json").read_text())["figures"]["verdict"] == "pass"
+
+    one = served.start("compare")
+    assert served.wait(one) == "Completed", served.log(one)
+    assert served.task_states(one) == {"compare": "Cached"}, "latest, with its own configuration: nothing to do"
+    again = served.start("compare", run=run.name, refresh=True)
+    assert served.wait(again) == "Completed", served.log(again)
+    assert served.task_states(again) == {"compare": "Completed"}
+    assert len(list(served.runs_dir.iterdir())) == 1
+
+
+def test_the_form_refuses_a_wrong_value_before_anything_runs(served: Served) -> None:
+    wrong = {"config": {"sft": {"epochs": -1}}, "runs_dir": str(served.runs_dir)}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "prefect",
+            "deployment",
+            "run",
+            "traceforge/full-pipeline",
+            "--params",
+            json.dumps(wrong),
+        ],
+        env=served.env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0 and "epochs" in done.stdout + done.stderr
+
+
+def test_the_night_is_scheduled_and_the_limit_and_the_pool_are_there(served: Served) -> None:
+    [night] = [d for d in served.post("deployments/filter") if d["name"] == "nightly-regression"]
+    [schedule] = night["schedules"]
+    assert schedule["active"] is True and schedule["schedule"]["cron"] == "30 4 * * *"
+    assert httpx.get(f"{served.url}/work_pools/traceforge", timeout=30).json()["type"] == "process"
+    assert httpx.get(f"{served.url}/v2/concurrency_limits/gpu", timeout=30).json()["limit"] >= 1
+
+
+def test_cancelling_in_the_middle_of_training_leaves_no_worker_and_no_half_output(served: Served) -> None:
+    def workers() -> list[psutil.Process]:
+        home = Path(served.env["PREFECT_HOME"])
+        return [p for p in processes_of(home) if "traceforge_core.training.worker" in p.cmdline()]
+
+    long = SMALL | {"sft": {"max_steps": 100_000}}
+    flow_run = served.start("full-pipeline", config=long, refresh=True)
+    wait_for(lambda: bool(workers()), seconds=180)
+    wait_for(lambda: "step 1/" in served.log(flow_run), seconds=120)
+    served.prefect("flow-run", "cancel", flow_run)
+    wait_for(lambda: not workers(), seconds=15)
+    assert served.wait(flow_run, seconds=60) == "Cancelled"
+    [run] = [path for path in served.runs_dir.iterdir() if flow_run in (path / "invocation.json").read_text()]
+    assert not (run / "sft").exists() and (run / "datasets" / "manifest.json").is_file()
+    assert (run / "monitoring" / "host_monitor.csv").read_bytes().endswith(b"\n")
+
+
+def test_a_port_that_is_taken_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "deployments.serve"],
+            cwd=REPOSITORY,
+            env=os.environ | {"PREFECT_SERVER_API_PORT": str(port), "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1 and f"port {port} is taken" in done.stdout
