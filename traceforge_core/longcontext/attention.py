@@ -86,7 +86,7 @@ def attend_backward(
     """Gradients of q, k and v, given that of the output, the output itself and its log-sum-exp."""
     if len(blocks) == 1:
         return _backward(grad, q, k, v, out, lse, blocks[0], scale, backend, window)
-    dq, dk, dv = torch.zeros_like(q), torch.zeros(k.shape).to(k), torch.zeros(v.shape).to(v)
+    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     for block in blocks:
         queries, keys = slice(block.q_start, block.q_end), slice(block.k_start, block.k_end)
         part_q, part_k, part_v = _backward(

@@ -98,9 +98,6 @@ class HostStore:
         self._saved = stream.record_event()
         self._parked[name] = blocks
 
-    def holds(self, name: str) -> bool:
-        return name in self._parked
-
     def wait_saved(self) -> None:
         """Let the compute stream wait until what was saved last may be overwritten."""
         if self._saved is not None:

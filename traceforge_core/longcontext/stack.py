@@ -98,11 +98,15 @@ class _Stack(torch.autograd.Function):
             for number, layer in enumerate(plan.layers):
                 if differentiate:
                     store.save(f"input {number}", stream, on_device=number < plan.on_device)
-                out, lse = layer.forward(stream, run, store.wait_saved)
-                if differentiate and plan.keep_attention:
-                    store.save(f"out {number}", out)
-                    store.save(f"lse {number}", lse)
+
+                def attended(out: Tensor, lse: Tensor, number: int = number) -> None:
                     store.wait_saved()
+                    if differentiate and plan.keep_attention:
+                        store.save(f"out {number}", out)
+                        store.save(f"lse {number}", lse)
+
+                layer.forward(stream, run, attended)
+                store.wait_saved()
             del run
             kept = stream if plan.keep is None else stream[plan.keep]
             weight, eps = _final_norm(plan.decoder)
@@ -132,18 +136,33 @@ class _Stack(torch.autograd.Function):
             run = plan.start(device)
             last = len(plan.layers) - 1
             store.load_rows(f"input {last}", stream, 0, tokens)
+            out, lse = plan.layers[last].attention_buffers(tokens, run)
+            if plan.keep_attention:
+                store.load_rows(f"out {last}", out, 0, tokens)
+                store.load_rows(f"lse {last}", lse, 0, lse.shape[0])
             for number in range(last, -1, -1):
                 store.wait_loaded()
-                attended = _load_attended(store, number, plan.layers[number], run, tokens)
 
                 def refill(start: int, end: int, number: int = number) -> None:
-                    if number:
-                        store.load_rows(f"input {number - 1}", stream, start, end)
+                    """Rows that this layer is done with: bring the layer below's in."""
+                    if number == 0:
+                        return
+                    store.load_rows(f"input {number - 1}", stream, start, end)
+                    if plan.keep_attention:
+                        store.load_rows(f"out {number - 1}", out, start, end)
+                        if end == tokens:
+                            store.load_rows(f"lse {number - 1}", lse, 0, lse.shape[0])
 
                 plan.layers[number].backward(
-                    stream, grad, run, attended, refill, input_gradient=number > 0 or ctx.needs_input_grad[0]
+                    stream,
+                    grad,
+                    run,
+                    (out, lse) if plan.keep_attention else None,
+                    refill,
+                    input_gradient=number > 0 or ctx.needs_input_grad[0],
                 )
-                store.drop(f"input {number}")
+                for name in ("input", "out", "lse"):
+                    store.drop(f"{name} {number}")
             store.wait_loaded()
             store.release()
             ctx.store = None
@@ -173,21 +192,6 @@ def _gradient_of_last_layer(ctx: Any, stream: Tensor, grad_kept: Tensor) -> Tens
     grad[unique] = summed.to(grad.dtype)
     ctx.kept = None
     return grad
-
-
-def _load_attended(
-    store: HostStore, number: int, layer: TiledLayer, run: Pass, tokens: int
-) -> tuple[Tensor, Tensor] | None:
-    if not store.holds(f"out {number}"):
-        return None
-    out = run.workspace.get("out", (tokens, layer.heads * layer.head_dim), run.dtype)
-    lse = run.workspace.get("lse", (layer.heads, tokens), torch.promote_types(run.dtype, torch.float32))
-    store.load_rows(f"out {number}", out, 0, tokens)
-    store.load_rows(f"lse {number}", lse, 0, layer.heads)
-    store.wait_loaded()
-    store.drop(f"out {number}")
-    store.drop(f"lse {number}")
-    return out, lse
 
 
 def _final_norm(decoder: Any) -> tuple[Tensor, float]:

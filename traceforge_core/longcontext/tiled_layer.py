@@ -70,14 +70,15 @@ class TiledLayer:
 
     # ---- forward ----
 
-    def forward(self, x: Tensor, run: Pass, before_overwrite: Callable[[], None]) -> tuple[Tensor, Tensor]:
-        """Overwrites x (tokens, hidden) with the layer's output; returns the attention's output and log-sum-exp.
+    def forward(self, x: Tensor, run: Pass, attended: Callable[[Tensor, Tensor], None]) -> None:
+        """Overwrites x (tokens, hidden) with the layer's output.
 
-        Both lie in the workspace. before_overwrite is called once, before the first row of x changes.
+        attended is called once, with the attention's output (tokens, q width) and log-sum-exp (heads, tokens) and
+        before the first row of x changes.
         """
         self._raw_qkv(x, run)
         out, lse = self._attend(x.shape[0], run)
-        before_overwrite()
+        attended(out, lse)
         o, gate_up, down = (self._load(name, run, None) for name in ("o", "gate_up", "down"))
         width = max(self.o.width, self.down.width)
         for start, end in run.tiles(x.shape[0]):
@@ -89,7 +90,6 @@ class TiledLayer:
             gate, up = self._gate_and_up(rows, run)
             pointwise.swiglu(gate, up, act)
             residual += down.forward(act, y[:, : self.down.width])
-        return out, lse
 
     def _raw_qkv(self, x: Tensor, run: Pass) -> Tensor:
         """q, k and v of all tokens before norm and rotation, (tokens, qkv width)."""
@@ -103,14 +103,19 @@ class TiledLayer:
 
     def _attend(self, tokens: int, run: Pass) -> tuple[Tensor, Tensor]:
         raw = run.workspace.get("qkv", (tokens, self.qkv.width), run.dtype)
-        out = run.workspace.get("out", (tokens, self.heads, self.head_dim), run.dtype)
-        wide = torch.promote_types(run.dtype, torch.float32)
-        lse = run.workspace.get("lse", (self.heads, tokens), wide)
+        flat, lse = self.attention_buffers(tokens, run)
+        out = flat.unflatten(1, (self.heads, self.head_dim))
         for q_heads, kv_heads in self._groups(run.groups):
             q, k, v = self._rotated(raw, q_heads, kv_heads, run)
             _, lse[q_heads] = attend(q, k, v, run.blocks, self.scale, self.backend, self.window, out=out[:, q_heads])
             del q, k, v
-        return out.flatten(1), lse
+        return flat, lse
+
+    def attention_buffers(self, tokens: int, run: Pass) -> tuple[Tensor, Tensor]:
+        """Where the attention's output (tokens, q width) and log-sum-exp (heads, tokens) lie in the workspace."""
+        wide = torch.promote_types(run.dtype, torch.float32)
+        out = run.workspace.get("out", (tokens, self.heads * self.head_dim), run.dtype)
+        return out, run.workspace.get("lse", (self.heads, tokens), wide)
 
     def _groups(self, wanted: int) -> list[tuple[slice, slice]]:
         groups = max(count for count in range(1, min(wanted, self.kv_heads) + 1) if self.kv_heads % count == 0)

@@ -12,7 +12,7 @@ from traceforge_core.longcontext.memory import Dimensions, sequence_bytes, tile_
 
 log = logging.getLogger(__name__)
 TILES = (4096, 2048, 1024, 512)
-SCRATCH = 6.0  # bytes of kernel scratch a number of q; the larger of the two backends'
+SCRATCH = 8.0  # bytes of kernel scratch a number of q: dq in float32, dk and dv for every query head
 MARGIN = 0.92  # of the free memory; the rest goes to fragmentation
 
 
