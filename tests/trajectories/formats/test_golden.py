@@ -12,7 +12,7 @@ from traceforge_core.trajectories.model import Trajectory
 from traceforge_core.trajectories.reading import read_unit
 from traceforge_core.trajectories.survey import Unit
 
-# file: its format, then one line a trajectory: case, system/user/assistant/tool messages, and what is not zero of actions,
+# file: its format, then one line a trajectory: case, system/user/assistant/tool messages, what is not zero of actions,
 # turns with reasoning, turns not to be trained on, messages with a return code, outcome, and what was left out
 GOLDEN: dict[str, list[str]] = {
     "atif/2.json": [

@@ -38,9 +38,14 @@ _RETURNCODE = re.compile(r"<returncode>\s*(-?\d{1,10})\s*</returncode>")
 _THINK = re.compile(r"\A\s*<think(?:ing)?>\n?(.*?)\n?</think(?:ing)?>\s*", re.DOTALL)
 
 
+def role_of(name: Any) -> Role | None:
+    """The canonical role that a name means; None for what is no name of a role."""
+    return ROLES.get(name) if isinstance(name, str) else None
+
+
 def chat_message(raw: Mapping[str, Any], left_out: Counter[str]) -> Message:
     """One chat message with a `role`. Raises Unreadable for a role that nobody knows."""
-    role = ROLES.get(str(raw.get("role")))
+    role = role_of(raw.get("role"))
     if role is None:
         raise Unreadable("unknown_role", f"a message has the role {raw.get('role')!r}")
     content = raw.get("content")

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from traceforge_core.trajectories.formats.chat import ROLES, chat_message
+from traceforge_core.trajectories.formats.chat import chat_message, role_of
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.formats.text_actions import fenced_command, xml_functions
 from traceforge_core.trajectories.model import Message, Trajectory
@@ -37,7 +37,7 @@ class ChatRows:
 
     def matches(self, value: Any) -> bool:
         messages = _messages_of(value)
-        return messages is not None and all(isinstance(m, dict) and m.get("role") in ROLES for m in messages[:3])
+        return messages is not None and all(isinstance(m, dict) and role_of(m.get("role")) for m in messages[:3])
 
     def read(self, value: Any) -> Iterator[Trajectory]:
         left_out: Counter[str] = Counter()

@@ -18,8 +18,8 @@ from traceforge_core.trajectories.formats import responses
 from traceforge_core.trajectories.formats.chat import chat_message, text_of
 from traceforge_core.trajectories.model import Message, Trajectory
 
-_ITEMS = {"message", "reasoning", *responses.CALLS, *responses.ANSWERS}
-_WRAPPERS = {"session_meta", "turn_context", "response_item", "event_msg", "compacted"}
+_ITEMS = ("message", "reasoning", *responses.CALLS, *responses.ANSWERS)
+_WRAPPERS = ("session_meta", "turn_context", "response_item", "event_msg", "compacted")
 _EXIT_CODE = re.compile(r"(?:Process exited with code|Exit code:?) (-?\d{1,9})\b")
 
 

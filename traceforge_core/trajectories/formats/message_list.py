@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from traceforge_core.trajectories.formats.chat import ROLES
+from traceforge_core.trajectories.formats.chat import role_of
 from traceforge_core.trajectories.formats.mini_swe_agent import BASH_TOOL, read_messages
 from traceforge_core.trajectories.model import Trajectory
 
@@ -37,4 +37,6 @@ class MessageLines(MessageList):
 
 
 def _is_message(raw: Any) -> bool:
-    return isinstance(raw, dict) and raw.get("role") in (*ROLES, "exit") and ("content" in raw or "tool_calls" in raw)
+    if not isinstance(raw, dict) or not ("content" in raw or "tool_calls" in raw):
+        return False
+    return role_of(raw.get("role")) is not None or raw.get("role") == "exit"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from traceforge_core.trajectories.formats.chat import ROLES, split_think, text_of
+from traceforge_core.trajectories.formats.chat import role_of, split_think, text_of
 from traceforge_core.trajectories.formats.chat_rows import fill_from_row
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.formats.text_actions import last_block, xml_functions
@@ -24,14 +24,14 @@ class Nebius:
         return (
             isinstance(steps, list)
             and bool(steps)
-            and all(isinstance(step, dict) and "text" in step and step.get("role") in ROLES for step in steps[:3])
+            and all(isinstance(step, dict) and "text" in step and role_of(step.get("role")) for step in steps[:3])
         )
 
     def read(self, value: Any) -> Iterator[Trajectory]:
         left_out: Counter[str] = Counter()
         messages = []
         for step in value["trajectory"]:
-            role = ROLES.get(str(step.get("role"))) if isinstance(step, dict) else None
+            role = role_of(step.get("role")) if isinstance(step, dict) else None
             if role is None:
                 raise Unreadable("unknown_role", f"a step of the trajectory: {str(step)[:80]}")
             text = step.get("text")

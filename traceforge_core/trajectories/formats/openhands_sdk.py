@@ -22,7 +22,7 @@ from traceforge_core.trajectories.formats.chat import (
 from traceforge_core.trajectories.formats.responses import reasoning_text
 from traceforge_core.trajectories.model import Action, Message, Trajectory
 
-_ANSWERS = {"ObservationEvent", "AgentErrorEvent", "UserRejectObservation"}
+_ANSWERS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
 
 
 class OpenHandsSdk:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from traceforge_core.trajectories.formats.chat import ROLES, arguments_of, split_think, text_of
+from traceforge_core.trajectories.formats.chat import arguments_of, role_of, split_think, text_of
 from traceforge_core.trajectories.formats.chat_rows import fill_from_row, tools_of
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.formats.text_actions import fenced_command, xml_functions
@@ -46,7 +46,7 @@ class ShareGpt:
 
 def _turn(raw: Any, left_out: Counter[str]) -> Message:
     speaker = raw.get("from") if isinstance(raw, dict) else None
-    role = "assistant" if speaker == "function_call" else ROLES.get(speaker) if isinstance(speaker, str) else None
+    role = "assistant" if speaker == "function_call" else role_of(speaker)
     if role is None:
         raise Unreadable("unknown_role", f"a turn of the conversation is from {speaker!r}")
     message = Message(role, text_of(raw.get("value"), left_out))
