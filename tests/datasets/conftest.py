@@ -55,3 +55,11 @@ def ingested(tmp_path: Path) -> Callable[[list[Trajectory]], Path]:
         return tmp_path / "ingest"
 
     return write
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer: Any) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    chat_tokenizer.save_pretrained(folder / "tokenizer")
+    (folder / "model.json").write_text('{"longest": 131072}')
+    return folder

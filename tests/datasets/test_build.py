@@ -25,13 +25,6 @@ Make = Callable[..., Trajectory]
 SIDES = ("train", "held_out")
 
 
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer: Any) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    chat_tokenizer.save_pretrained(folder / "tokenizer")
-    return folder
-
-
 @pytest.fixture
 def corpus(make_run: Make, ingested: Callable[[list[Trajectory]], Path]) -> Path:
     runs = []

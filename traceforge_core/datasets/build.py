@@ -12,6 +12,7 @@ second makes the samples; pairs then read the trajectories they need one case at
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,7 @@ from traceforge_core.datasets.preference import preference_pairs
 from traceforge_core.datasets.report import DatasetReport
 from traceforge_core.datasets.sft import candidate_turns, sft_samples
 from traceforge_core.datasets.splits import Side, split_cases
-from traceforge_core.errors import TraceForgeError
+from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
 
     _write_samples(corpus, renderer, settings, candidates_in_all, side_of, out_dir, report)
     _write_pairs(_by_case(records, corpus, given, settings, report), renderer, settings, side_of, out_dir, report)
+    _warn_beyond_context(report, inputs["model"])
     figures = report.write(out_dir)
     _refuse_empty(report, records, settings)
     return figures
@@ -147,6 +149,16 @@ def _by_case(
         yield case, lists
 
 
+def _warn_beyond_context(report: DatasetReport, model_dir: Path) -> None:
+    longest = json.loads((model_dir / "model.json").read_text(encoding="utf-8")).get("longest")
+    for what, count in report.longer_than(longest).items() if longest else ():
+        if count:
+            log.warning(
+                "%d %s are longer than the model's own context of %s tokens. %s",
+                count, what, f"{longest:,}", page("pairs-too-long"),
+            )  # fmt: skip
+
+
 def _refuse_empty(report: DatasetReport, records: list[Surveyed], settings: DatasetsConfig) -> None:
     if not report.counts["sft_train"]:
         raise TraceForgeError(
@@ -175,10 +187,11 @@ def _refuse_empty(report: DatasetReport, records: list[Surveyed], settings: Data
             "outcome files (SWE-bench run reports) with ingest.outcomes. Recovery pairs need a failed command and a "
             "later one of the same kind that worked. Or give ready pairs with datasets.preference.given."
         )
+    pages = page("no-pairs") + (f" {page('pairs-too-long')}" if report.dropped_pairs.get("too long") else "")
     raise TraceForgeError(
         f"No preference pairs were found in {len(records)} trajectories ({labelled['resolved']} resolved, "
         f"{labelled['unresolved']} unresolved, {labelled[None]} without a label). Candidates by miner: {tried}"
-        f"{_reasons(report.dropped_pairs)}. {advice}"
+        f"{_reasons(report.dropped_pairs)}. {advice} {pages}"
     )
 
 

@@ -64,6 +64,11 @@ class DatasetReport:
         lengths["pairs: log of scored chosen / rejected"].append(math.log(scored_chosen / scored_rejected))
         self._chosen_longer += scored_chosen > scored_rejected
 
+    def longer_than(self, tokens: int) -> dict[str, int]:
+        """How many samples, and how many pairs by their longer branch, have more tokens."""
+        names = {"SFT samples": "sft: tokens in a sample", "pairs": "pairs: tokens in the longer branch"}
+        return {what: sum(length > tokens for length in self._lengths[name]) for what, name in names.items()}
+
     def figures(self) -> dict[str, Any]:
         """The numbers worth showing."""
         pairs = self.counts["pairs_train"] + self.counts["pairs_held_out"]
@@ -97,6 +102,7 @@ class DatasetReport:
             "lengths": {name: _quantiles(values) for name, values in self._lengths.items() if values},
             "length_bias": self._length_bias(),
             "split": prove_no_leak(out_dir, self.config),
+            "settings": self.config.model_dump(mode="json"),
         }
         (out_dir / "report.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
         (out_dir / "report.md").write_text(_markdown(whole), encoding="utf-8")
