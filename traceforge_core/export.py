@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from traceforge_core.cards import write_card
 from traceforge_core.config import RunConfig
-from traceforge_core.errors import TraceForgeError
+from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.runs import Run, write_json
 from traceforge_core.trained import open_trained
 
@@ -109,7 +109,7 @@ def _scratch(folder: Path) -> Iterator[None]:
         if "No space left" in str(error) or "StorageFull" in str(error):
             raise TraceForgeError(
                 f"The disk is full: the exported model could not be written beside {folder.parent}. Free some space, "
-                "or name another --out."
+                f"or name another --out. {page('disk-full')}"
             ) from error
         raise
     finally:

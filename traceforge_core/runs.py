@@ -33,7 +33,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.errors import TraceForgeError
+from traceforge_core.errors import TraceForgeError, page
 
 Figures = dict[str, Any]
 RECORDED_VERSIONS = (
@@ -227,7 +227,7 @@ def run_stage(
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise TraceForgeError(
                 f"The disk is full: stage {stage} could not write to {partial}. Free some space (old runs lie in "
-                f"{run.path.parent}) and run it again; finished stages are kept."
+                f"{run.path.parent}) and run it again; finished stages are kept. {page('disk-full')}"
             ) from error
         raise
     final = run.stage_dir(stage)

@@ -150,7 +150,8 @@ def _by_case(
 
 
 def _warn_beyond_context(report: DatasetReport, model_dir: Path) -> None:
-    longest = json.loads((model_dir / "model.json").read_text(encoding="utf-8")).get("longest")
+    facts = model_dir / "model.json"
+    longest = json.loads(facts.read_text(encoding="utf-8")).get("longest") if facts.is_file() else None
     for what, count in report.longer_than(longest).items() if longest else ():
         if count:
             log.warning(

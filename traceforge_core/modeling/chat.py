@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from traceforge_core.errors import TraceForgeError
+from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.modeling.messages import RenderingError, chat_dict, check_nothing_lost, texts_of
 from traceforge_core.trajectories.model import Message
 
@@ -72,7 +72,7 @@ class ChatRenderer:
         if not tokenizer.chat_template:
             raise TraceForgeError(
                 f"The tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template. "
-                "Set model.chat_template to chatml (or llama3), or name a chat model."
+                f"Set model.chat_template to chatml (or llama3), or name a chat model. {page('chat-template')}"
             )
         self.tokenizer = tokenizer
         self.end_of_turn = self._find_end_of_turn()
@@ -284,7 +284,7 @@ def choose_chat_template(tokenizer: PreTrainedTokenizerBase, wanted: str) -> str
     raise TraceForgeError(
         "The model's own chat template loses part of an agent's run:\n"
         + "\n".join(f"  - {loss}" for loss in losses)
-        + f"\n{mend}"
+        + f"\n{mend} {page('chat-template')}"
     )
 
 

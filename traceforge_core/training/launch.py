@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from traceforge_core.errors import TraceForgeError
+from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.training.job import Job
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def seats(job: Job, *, share_gpu: bool = False) -> list[str]:
         f"{job.kind} needs {job.workers} GPUs, one a worker, and {len(gpus)} can be used here "
         f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). Use a machine with more, set "
         "preference.strategy to shared_prefix (one GPU does both branches), set preference.share_gpu to true (slow, "
-        "for trying things out), or set model.device to cpu."
+        f"for trying things out), or set model.device to cpu. {page('too-few-gpus')}"
     )
 
 

@@ -10,6 +10,7 @@ A worker ends with status 0 when its training is done and what it had to save is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training.job import Job
+from traceforge_core.training.known_errors import explain
 
 logger = logging.getLogger("traceforge_core.training.worker")
 PR_SET_PDEATHSIG = 1
@@ -41,6 +43,13 @@ class Seat:
         worker depends on another."""
         if self.scratch is not None:
             (self.scratch / f"beat{self.rank}").write_text(doing, encoding="utf-8")
+
+    def doing(self) -> str:
+        """The last sign of life."""
+        with contextlib.suppress(OSError):
+            if self.scratch is not None:
+                return (self.scratch / f"beat{self.rank}").read_text(encoding="utf-8")
+        return "at work"
 
     def report(self, error: BaseException) -> None:
         """Leave the reason of a failure for the launcher."""
@@ -69,12 +78,9 @@ def main(job_file: str) -> int:
         seat.beat("starting")
         _train(job, seat)
     except BaseException as error:
-        seat.report(error)
+        seat.report(explain(error, job, seat.doing()) or error)
         if isinstance(error, TraceForgeError):
             logger.error("%s", error)
-        elif type(error).__name__ == "OutOfMemoryError":
-            logger.exception("Out of GPU memory.")
-            seat.report(TraceForgeError(_memory_message(error)))
         else:
             logger.exception("The worker failed.")
         _exit(1)
@@ -134,13 +140,6 @@ def _train(job: Job, seat: Seat) -> None:
         return
     way = import_module(f"traceforge_core.training.{'sft' if job.kind == 'sft' else 'preference'}")
     way.train(job, mesh, trainer_class, seat.beat)
-
-
-def _memory_message(error: BaseException) -> str:
-    return (
-        f"GPU memory ran out ({str(error).splitlines()[0]}). Shorten the data (datasets.*.max_length), lower "
-        "batch_size, turn on gradient_checkpointing and long_context, or use quantization nf4."
-    )
 
 
 if __name__ == "__main__":
