@@ -17,6 +17,7 @@ from tests.trajectories.make import chat_row, mini_v1, mini_v2
 from traceforge_core.trajectories import parsing, reading
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.parsing import array_items, parse
+from traceforge_core.trajectories.reading import split
 from traceforge_core.trajectories.survey import survey
 
 
@@ -270,3 +271,24 @@ def test_survey_reads_no_trajectory_whole(write):
     corpus = survey(folder)
     assert [unit.paths for unit in corpus.units] == [("a.traj.json",)]
     assert corpus.units[0].bytes == (folder / "a.traj.json").stat().st_size
+
+
+@pytest.mark.parametrize("size", [1, 100, 333, 1000, 5000])
+def test_a_large_file_of_rows_is_read_in_parts_as_if_it_were_whole(write, size: int):
+    content = "\n" + lines(*(chat_row(f"é{i}" * (i % 7)) for i in range(60)), "{torn", chat_row("last")).rstrip("\n")
+    folder = write("rows.jsonl", content)
+    (unit,) = survey(folder).units
+    parts = split(folder, unit, size)
+    assert len(parts) > 1 or size == 5000
+    whole = list(reading.read_unit(folder, unit))
+    assert len(whole) == 62
+    assert [item for part in parts for item in reading.read_unit(folder, part)] == whole
+
+
+def test_logs_documents_and_packed_files_are_never_split(write):
+    log = {"type": "user", "uuid": "u", "sessionId": "s", "message": {"role": "user", "content": "x" * 50}}
+    write("log.jsonl", lines(*[log] * 20))
+    write("one.json", mini_v2())
+    folder = write("rows.jsonl.gz", gzip.compress(lines(*(chat_row(str(i)) for i in range(50))).encode(), 0))
+    for unit in survey(folder).units:
+        assert split(folder, unit, 100) == [unit]

@@ -28,8 +28,9 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import write_json
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.parsing import DATA_SUFFIXES
+from traceforge_core.trajectories.reading import split
 from traceforge_core.trajectories.report import Report
-from traceforge_core.trajectories.shards import ShardJob, Summary, local_processes, plan
+from traceforge_core.trajectories.shards import SHARD_BYTES, ShardJob, Summary, local_processes, plan
 from traceforge_core.trajectories.store import FOLDER, TrajectoryWriter, read_rows
 from traceforge_core.trajectories.survey import Corpus, find_outcomes, survey
 
@@ -107,9 +108,10 @@ def corpus_folder(path: str) -> Path:
 def _jobs(corpus: Corpus, verdicts: outcomes.Outcomes, folder: Path) -> list[ShardJob]:
     """The shards to read. What an earlier attempt left in the folder is used only if it is of the same corpus."""
     pickled = pickle.dumps(verdicts)
-    plan_of_work = plan(corpus.units)
+    parts = [part for unit in corpus.units for part in split(corpus.root, unit, SHARD_BYTES)]
+    plan_of_work = plan(parts)
     digest = hashlib.blake2b(pickled, digest_size=16)
-    for unit in corpus.units:
+    for unit in parts:
         times = [_changed(corpus.root / path) for path in unit.paths]
         digest.update(repr((unit, times)).encode("utf-8", "surrogateescape"))
     name = digest.hexdigest()

@@ -24,6 +24,7 @@ from traceforge_core.trajectories.formats.protocol import Unreadable
 # A single JSON document or line above this is set aside: parsed, it would not fit into a worker's share of memory.
 DOCUMENT_LIMIT = 128 << 20
 CHUNK_BYTES = 4 << 20
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
 HEAD_BYTES = 4096
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
@@ -39,7 +40,7 @@ def open_bytes(path: Path) -> IO[bytes]:
     if magic[:2] == b"\x1f\x8b":
         file.close()
         return cast(IO[bytes], gzip.open(path))
-    if magic == b"\x28\xb5\x2f\xfd":
+    if magic == ZSTD_MAGIC:
         return io.BufferedReader(_ZstdReader(file), CHUNK_BYTES)
     return file
 

@@ -26,6 +26,7 @@ from traceforge_core.trajectories.model import Trajectory
 from traceforge_core.trajectories.parsing import (
     DAMAGED,
     DOCUMENT_LIMIT,
+    ZSTD_MAGIC,
     array_items,
     open_bytes,
     parse,
@@ -62,7 +63,7 @@ def read_unit(
     `watch` is called with each value and what was read from it, for those who compare the two.
     """
     if len(unit.paths) == 1:
-        yield from _read_file(root, unit.paths[0], watch)
+        yield from _read_file(root, unit.paths[0], watch, unit.span)
         return
     events, torn = _one_event_a_file(root, unit)
     form = detect(events, logs=True)
@@ -73,14 +74,19 @@ def read_unit(
 
 
 def _read_file(
-    root: Path, relative: str, watch: Callable[[Any, list[Trajectory]], None] | None
+    root: Path,
+    relative: str,
+    watch: Callable[[Any, list[Trajectory]], None] | None,
+    span: tuple[int, int, int] | None = None,
 ) -> Iterator[Trajectory | Quarantined]:
     source = label_of(relative)
     try:
-        for found in _values(root / relative):
+        path = root / relative
+        for found in _known_rows(_numbered(_parsed_lines(path, span)), ":") if span else _values(path):
             yield from _read_value(root, source, found, watch)
     except Unreadable as problem:
-        yield Quarantined(source, problem.reason, problem.detail)
+        if not (span and problem.reason == "no_rows"):  # a part may hold nothing but blank lines, a file may not
+            yield Quarantined(source, problem.reason, problem.detail)
     except DAMAGED as error:
         yield Quarantined(source, "damaged_archive", str(error))
     except OSError as error:
@@ -164,6 +170,8 @@ def _first_line(path: Path) -> tuple[Any, bool] | None:
     """The value of the first line, and whether the file ends with it; None where the line is no JSON by itself."""
     with open_bytes(path) as file:
         line = file.readline(DOCUMENT_LIMIT)
+        while line and not line.strip():
+            line = file.readline(DOCUMENT_LIMIT)
         if line.lstrip()[:1] not in (b"{", b"[") and not line.startswith(b"\xef\xbb\xbf"):
             return None
         if len(line.strip()) < 3:  # a bracket: the first line of a document on many
@@ -215,24 +223,68 @@ def _lines(path: Path) -> Iterator[_Found]:
     form = detect([value for _, value in sample if not isinstance(value, Unreadable)], logs=True)
     rows_known = form is None or any(detect(value) for _, value in sample[:3] if not isinstance(value, Unreadable))
     if form is None or rows_known:
-        yield from _known_rows(((str(number), value) for number, value in chain(sample, lines)), ":")
+        yield from _known_rows(_numbered(chain(sample, lines)), ":")
         return
     everything = [value for _, value in chain(sample, lines)]
     good = [value for value in everything if not isinstance(value, Unreadable)]
     yield _Found("", good, form, len(everything) - len(good))
 
 
-def _parsed_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def _numbered(lines: Iterable[tuple[int, Any]]) -> Iterator[tuple[str, Any]]:
+    return ((str(number), value) for number, value in lines)
+
+
+def split(root: Path, unit: Unit, size: int) -> list[Unit]:
+    """A large file of JSON Lines, each its own trajectory, in parts of about `size` bytes; any other unit as it is."""
+    if len(unit.paths) > 1 or unit.bytes < 2 * size:
+        return [unit]
+    path = root / unit.paths[0]
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+            if magic in (b"PAR1", ZSTD_MAGIC) or magic[:2] == b"\x1f\x8b" or _is_log_or_document(path):
+                return [unit]
+            parts, start, first = [], 0, 1
+            file.seek(0)
+            while start < unit.bytes:
+                count = done = 0
+                while done < size and (block := file.read(min(1 << 20, size - done))):
+                    count, done = count + block.count(b"\n"), done + len(block)
+                rest = file.readline()
+                end = file.tell()
+                parts.append(Unit(unit.paths, end - start, (start, end, first)))
+                start, first = end, first + count + rest.endswith(b"\n")
+                if not done:
+                    break
+            return parts
+    except (OSError, Unreadable, *DAMAGED):
+        return [unit]  # reading it will say what is wrong
+
+
+def _is_log_or_document(path: Path) -> bool:
+    first = _first_line(path)
+    if first is None or first[1]:
+        return True
+    sample = [value for _, value in islice(_parsed_lines(path), SAMPLE_LINES) if not isinstance(value, Unreadable)]
+    return detect(sample, logs=True) is not None or not any(detect(value) for value in sample[:3])
+
+
+def _parsed_lines(path: Path, span: tuple[int, int, int] | None = None) -> Iterator[tuple[int, Any]]:
     """(number, value) of the lines that are not blank; an Unreadable in place of a value that is no JSON."""
     with open_bytes(path) as file:
-        number = 0
-        while line := file.readline(DOCUMENT_LIMIT + 1):
+        start, end, first = span or (0, None, 1)
+        if span:
+            file.seek(start)
+        number, position = first - 1, start
+        while (end is None or position < end) and (line := file.readline(DOCUMENT_LIMIT + 1)):
             number += 1
+            position += len(line)
             if not line.strip():
                 continue
             if len(line) > DOCUMENT_LIMIT:
                 while line and not line.endswith(b"\n"):
                     line = file.readline(DOCUMENT_LIMIT + 1)
+                    position += len(line)
                 yield number, Unreadable("too_large", f"one line of more than {DOCUMENT_LIMIT >> 20} MiB")
                 continue
             try:

@@ -39,10 +39,14 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is read at once. Paths are relative to the corpus's root; `bytes` is their size on disk."""
+    """What is read at once. Paths are relative to the corpus's root; `bytes` is their size on disk.
+
+    `span` is a part of one large JSON Lines file: first byte, end, and the number of its first line.
+    """
 
     paths: tuple[str, ...]
     bytes: int = 0
+    span: tuple[int, int, int] | None = None
 
     @property
     def label(self) -> str:
