@@ -49,6 +49,8 @@ def _memory_savers(job: Job) -> list[str]:
         savers.append(f"{name}.batch_size=1 with more {name}.gradient_accumulation")
     if name == "preference" and job.config.preference.long_context != "on" and job.kind != "oracle":
         savers.append("preference.long_context=on")
+    if job.kind == "oracle" and job.config.comparison.oracle_max_length is None:
+        savers.append("comparison.oracle_max_length=4096 (compare on cut pairs)")
     length = data.sft.max_length if name == "sft" else data.preference.max_length
     savers.append(f"datasets.{name}.max_length below {length}")
     if section.optimizer != "adamw_8bit":
