@@ -16,6 +16,8 @@ import pytest
 from tests.trajectories.make import mini_v1, mini_v2
 from traceforge_core.config import load_config
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import Run
+from traceforge_core.stages import perform
 from traceforge_core.trajectories import ingest as ingest_module
 from traceforge_core.trajectories import shards
 from traceforge_core.trajectories.ingest import corpus_folder, ingest
@@ -231,3 +233,36 @@ def test_secrets_are_replaced_and_counted(write, run_ingest):
     assert "sk-ant" not in text and "ghp_" not in text and "AKIA" not in text
     assert "[GitHub token removed]" in text and "[api key removed]" in text
     assert result.figures["left_out"]["secret_replaced"] == 4  # two turns name the key, one observation two others
+
+
+def test_as_a_stage_an_interrupted_ingest_goes_on_and_a_finished_one_is_not_done_again(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest_module, "plan", lambda units: shards.plan(units, 5000))
+    config = configure(fill(write, 24))
+    run = Run.create(tmp_path / "runs")
+    run.save_config(config.model_dump(mode="json"))
+    original, read = shards.read_unit, []
+
+    def counting(root, unit, watch=None):
+        if len(read) == 12:
+            raise KeyboardInterrupt
+        read.append(unit)
+        return original(root, unit, watch)
+
+    monkeypatch.setattr(shards, "read_unit", counting)
+    with pytest.raises(KeyboardInterrupt):
+        perform("ingest", config, run)
+    assert run.result("ingest") is None
+    before = len(read)
+    monkeypatch.setattr(
+        shards, "read_unit", lambda root, unit, watch=None: read.append(unit) or original(root, unit, watch)
+    )
+    read.clear()
+    result = perform("ingest", config, run)
+    assert result.figures["read"] == 25 and len(read) < 25 and len(read) + before >= 25
+    assert {path.name for path in result.path.iterdir()} == {
+        "manifest.json",
+        "quarantine.jsonl",
+        "report.json",
+        "trajectories",
+    }
+    assert perform("ingest", config, run).reused

@@ -170,3 +170,16 @@ def test_what_is_no_message_says_so(entry: Any):
     value["messages"].insert(2, entry)
     with pytest.raises(Unreadable, match="message"):
         read(value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"reward": 1}, "resolved"),
+        ({"reward": 0.0}, "unresolved"),
+        ({"reward": 0, "eval_error": "no docker"}, None),
+        ({}, None),
+    ],
+)
+def test_a_reward_that_a_trainer_adds_is_the_outcome_unless_the_evaluation_failed(fields: Any, expected: str | None):
+    assert read(mini_v2() | fields).outcome == expected

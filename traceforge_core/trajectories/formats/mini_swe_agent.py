@@ -25,6 +25,7 @@ from traceforge_core.trajectories.formats.chat import (
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.formats.text_actions import fenced_command
 from traceforge_core.trajectories.model import Action, Message, Trajectory
+from traceforge_core.trajectories.outcomes import as_label
 
 FINAL_MARKERS = ("COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "MINI_SWE_AGENT_FINAL_OUTPUT")
 FORMAT_ERROR = "EXACTLY ONE action"
@@ -86,6 +87,9 @@ class MiniSweAgent:
         )
         if any(not action.in_text and action.name == "bash" for m in messages for action in m.actions):
             trajectory.tools = [BASH_TOOL]
+        for key in () if value.get("eval_error") else ("resolved", "reward"):  # some trainers add their verdict
+            if trajectory.outcome is None and (label := as_label(value.get(key))):
+                trajectory.outcome, trajectory.outcome_source = label, f"field {key}"
         yield trajectory
 
 
