@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from traceforge_core.errors import TraceForgeError
 
-Miner = Literal["outcome", "recovery", "given"]
+Miner = Literal["outcome", "recovery", "given", "sampled"]
 Strategy = Literal["oracle", "branch_parallel", "shared_prefix"]
 Positive = Annotated[int, Field(gt=0)]
 # YAML 1.1 reads a bare on or off as true or false.
@@ -81,6 +81,18 @@ class SftDataConfig(Section):
     max_samples: Positive | None = Field(None, description="Keep at most this many samples, spread evenly; empty: all.")
 
 
+class SampledConfig(Section):
+    """How the miner `sampled` draws turns from the current policy."""
+
+    adapter: str | None = Field(None, description="Folder of the adapter that is the policy; empty: the base model.")
+    histories: Positive = Field(64, description="At how many recorded turns to draw, spread over the corpus.")
+    draws: Positive = Field(2, description="Turns drawn at each.")
+    new_tokens: Positive = Field(512, description="Longest drawn turn in tokens; one that does not end is not used.")
+    batch_size: Positive = Field(8, description="Turns drawn at a time.")
+    temperature: float = Field(1.0, gt=0, description="Softmax temperature.")
+    seed: int = Field(0, description="Seed of the draws.")
+
+
 class PreferenceDataConfig(Section):
     """How trajectories become preference pairs."""
 
@@ -88,9 +100,11 @@ class PreferenceDataConfig(Section):
         ["outcome", "recovery"],
         min_length=1,
         description="outcome: resolved against unresolved runs with an equal prompt. recovery: inside one run, a "
-        "failed action against the later one that worked, after the same history. given: pairs from the file `given`.",
+        "failed action against the later one that worked, after the same history. given: pairs from the file `given`. "
+        "sampled: a recorded turn that worked against one that the current policy draws there and a rule faults.",
     )
     given: str | None = Field(None, description="JSONL of ready pairs: prompt, chosen, rejected (message lists).")
+    sampled: SampledConfig = Field(default_factory=SampledConfig, description="Turns drawn from the current policy.")
     max_length: Positive = Field(
         81920, description="Longest branch (prompt + completion) in tokens. Longer pairs are dropped and counted."
     )

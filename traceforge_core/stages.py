@@ -169,9 +169,13 @@ def _outside(name: str, config: RunConfig) -> dict[str, str]:
         paths = [corpus_folder(config.ingest.path), *map(Path, config.ingest.outcomes)]
     elif name == "model" and Path(config.model.name).expanduser().is_dir():
         paths = [Path(config.model.name).expanduser()]
-    elif name == "datasets" and config.datasets.preference.given:
-        paths = [Path(config.datasets.preference.given)]
+    elif name == "datasets":
+        preference = config.datasets.preference
+        named = (("given", preference.given), ("sampled", preference.sampled.adapter))
+        paths = [Path(path) for miner, path in named if miner in preference.miners and path]
     else:
+        paths = []
+    if not paths:
         return {}
     prints = [fingerprint_tree(path.expanduser()) for path in paths]
     return {"files": hashlib.sha256(json.dumps(prints).encode()).hexdigest()}

@@ -29,6 +29,7 @@ from traceforge_core.datasets.pairs import Candidate, Surveyed, outcome_candidat
 from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, SFT_SCHEMA, RowWriter
 from traceforge_core.datasets.preference import preference_pairs
 from traceforge_core.datasets.report import DatasetReport
+from traceforge_core.datasets.sampled import sampled_candidates
 from traceforge_core.datasets.sft import candidate_turns, sft_samples
 from traceforge_core.datasets.splits import Side, split_cases
 from traceforge_core.errors import TraceForgeError, page
@@ -50,18 +51,38 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
     report = DatasetReport(settings)
 
     records, candidates_in_all = _survey(corpus, settings)
-    given: list[Candidate] = []
-    if "given" in settings.preference.miners and settings.preference.given:
-        given = list(given_candidates(Path(settings.preference.given), report.dropped_pairs))
-    cases = {record.case for record in records} | {candidate.case for candidate in given}
+    ready = _ready(config, corpus, renderer, inputs["model"], report)
+    cases = {record.case for record in records} | {candidate.case for found in ready.values() for candidate in found}
     side_of = split_cases(cases, settings.split)
 
     _write_samples(corpus, renderer, settings, candidates_in_all, side_of, out_dir, report)
-    _write_pairs(_by_case(records, corpus, given, settings, report), renderer, settings, side_of, out_dir, report)
+    _write_pairs(_by_case(records, corpus, ready, settings, report), renderer, settings, side_of, out_dir, report)
     _warn_beyond_context(report, inputs["model"])
     figures = report.write(out_dir)
     _refuse_empty(report, records, settings)
     return figures
+
+
+def _ready(
+    config: RunConfig, corpus: Corpus, renderer: ChatRenderer, model_dir: Path, report: DatasetReport
+) -> dict[str, list[Candidate]]:
+    """Candidates of the miners that do not work from the survey: a file, and the current policy."""
+    preference = config.datasets.preference
+    ready: dict[str, list[Candidate]] = {}
+    if "given" in preference.miners and preference.given:
+        ready["given"] = list(given_candidates(Path(preference.given), report.dropped_pairs))
+    if "sampled" in preference.miners:
+        from traceforge_core.datasets.drawing import draw
+
+        ready["sampled"] = sampled_candidates(
+            corpus,
+            renderer,
+            preference.sampled,
+            preference.max_length,
+            lambda prompts: draw(config, model_dir, prompts),
+            report.dropped_pairs,
+        )
+    return ready
 
 
 def _survey(corpus: Corpus, settings: DatasetsConfig) -> tuple[list[Surveyed], int]:
@@ -124,18 +145,19 @@ def _write_pairs(
 def _by_case(
     records: list[Surveyed],
     corpus: Corpus,
-    given: list[Candidate],
+    ready: Mapping[str, list[Candidate]],
     settings: DatasetsConfig,
     report: DatasetReport,
 ) -> Iterator[tuple[str, list[list[Candidate]]]]:
     """Each case with its candidates, one list a miner in the configured order; the candidates are counted."""
     grouped: defaultdict[str, list[Surveyed]] = defaultdict(list)
-    ready: defaultdict[str, list[Candidate]] = defaultdict(list)
+    by_miner: defaultdict[tuple[str, str], list[Candidate]] = defaultdict(list)
     for record in records:
         grouped[record.case].append(record)
-    for candidate in given:
-        ready[candidate.case].append(candidate)
-    for case in sorted(grouped.keys() | ready.keys()):
+    for miner, candidates in ready.items():
+        for candidate in candidates:
+            by_miner[miner, candidate.case].append(candidate)
+    for case in sorted(grouped.keys() | {case for _, case in by_miner}):
         of_case = grouped[case]
         lists = []
         for miner in settings.preference.miners:
@@ -144,7 +166,7 @@ def _by_case(
             elif miner == "recovery":
                 lists.append(list(recovery_candidates(of_case, corpus)))
             else:
-                lists.append(ready[case])
+                lists.append(by_miner[miner, case])
             report.candidates[miner] += len(lists[-1])
         yield case, lists
 

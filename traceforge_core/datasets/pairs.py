@@ -1,7 +1,8 @@
 """Pairs before they are tokenised: which stretch of which trajectory is chosen, which rejected, after which prompt.
 
 A candidate is cheap (numbers and a way to read the trajectory), so that all of a case can be sorted by size before
-any of them is loaded. Candidates come from three miners: `outcome_candidates`, `recovery_candidates`, and `given`.
+any of them is loaded. Candidates come from `outcome_candidates` and
+`recovery_candidates` here, and from `given` and `sampled`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def survey(number: int, trajectory: Trajectory, recover_within: int) -> Surveyed
     messages, turns = trajectory.messages, trajectory.turns
     head = turns[0] if turns else len(messages)
     stop = turns[-1] + 1 if turns else head
-    sizes = [_size(message) for message in messages]
+    sizes = [size_of(message) for message in messages]
     found = recoveries(messages, recover_within) if recover_within else []
     return Surveyed(
         number=number,
@@ -108,6 +109,7 @@ def _loader(record: Surveyed, corpus: Corpus) -> Callable[[], Trajectory]:
     return lambda: corpus.at(number)
 
 
-def _size(message: Message) -> int:
+def size_of(message: Message) -> int:
+    """Length of a message in characters, calls included."""
     arguments = sum(len(str(value)) for action in message.actions for value in action.arguments.values())
     return len(message.content) + len(message.reasoning or "") + arguments

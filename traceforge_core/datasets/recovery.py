@@ -33,8 +33,7 @@ PREFIXES = frozenset({"sudo", "time", "env", "then", "do", "else", "if", "!"})
 
 def recoveries(messages: Sequence[Message], within: int) -> list[tuple[int, int]]:
     """Pairs of positions (failed turn, turn that worked), in order of the failed turn."""
-    turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
-    verdicts = [_verdict(messages, turn, turns[k + 1] if k + 1 < len(turns) else None) for k, turn in enumerate(turns)]
+    turns, verdicts = turn_verdicts(messages)
     found = []
     for k, failed in enumerate(turns):
         if verdicts[k] is not False or not is_learnable(messages[failed]):
@@ -44,6 +43,13 @@ def recoveries(messages: Sequence[Message], within: int) -> list[tuple[int, int]
                 found.append((failed, later))
                 break
     return found
+
+
+def turn_verdicts(messages: Sequence[Message]) -> tuple[list[int], list[bool | None]]:
+    """Positions of the assistant turns, and of each whether it worked, failed (False), or nothing says so (None)."""
+    turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    ends = [*turns[1:], None]
+    return turns, [_verdict(messages, turn, end) for turn, end in zip(turns, ends, strict=False)]
 
 
 def stated_returncode(message: Message) -> int | None:

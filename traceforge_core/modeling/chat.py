@@ -121,6 +121,12 @@ class ChatRenderer:
         ids, mask, _ = self._encode_spans(completion_text, inside, _trainable(completion_messages))
         return EncodedCompletion(prompt_text, completion_text, prompt_ids, ids, mask)
 
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
+        """Tokens of a prompt, up to where the model begins to write. Raises RenderingError as `encode` does."""
+        text, spans = self._turns(messages, tools)
+        check_nothing_lost(messages, text)
+        return self._encode_spans(self.render(messages, tools, True), spans, [False] * len(spans))[0]
+
     def tokens(self, pieces: Sequence[str]) -> list[list[int]]:
         """Token ids of each piece by itself, with nothing added at its ends."""
         if not pieces:

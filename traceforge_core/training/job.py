@@ -15,14 +15,15 @@ from typing import Any, Literal
 from traceforge_core.config import PreferenceConfig, RunConfig, SftConfig, validate_config
 from traceforge_core.runs import write_json
 
-Kind = Literal["sft", "oracle", "branch_parallel", "shared_prefix", "evaluate", "series"]
+Kind = Literal["sft", "oracle", "branch_parallel", "shared_prefix", "evaluate", "sample", "series"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One training stage, as every one of its workers sees it.
 
-    trainer: `module:Class` of the trainer; for `evaluate` and `series` `module:function`, which does the work itself.
+    trainer: `module:Class` of the trainer; for `evaluate`, `sample` and `series` `module:function`, which does the work
+    itself.
     data, held_out: Parquet files (contract of the datasets stage); held_out is None where nothing is evaluated.
     adapter: folder of the adapter to go on from, None for a fresh one. branches: 2 where chosen and rejected have a
     worker each, else 1. replicas: of the data; there are branches × replicas workers. planted_fault: a mistake of

@@ -132,7 +132,7 @@ def _train(job: Job, seat: Seat) -> None:
     mesh = join_mesh(job, seat.rank, seat.scratch)
     module, _, name = job.trainer.partition(":")
     trainer_class = getattr(import_module(module), name)
-    if job.kind == "evaluate":
+    if job.kind in ("evaluate", "sample"):
         trainer_class(job, seat.beat)
         return
     if job.kind == "series":
