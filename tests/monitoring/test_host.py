@@ -53,6 +53,17 @@ def test_a_busy_child_shows_its_cpu_and_memory(tmp_path: Path) -> None:
     assert str(os.getpid()) not in {row["pid"] for row in rows}
 
 
+def test_a_worker_is_named_by_its_stage_and_rank(tmp_path: Path) -> None:
+    job = tmp_path / "branch_parallel" / "job.json"
+    command = [sys.executable, "-c", BUSY, str(job)]
+    with subprocess.Popen(command, env=os.environ | {"TRACEFORGE_RANK": "1"}) as child:
+        try:
+            rows = sample(tmp_path, lambda rows: any(row["pid"] == str(child.pid) for row in rows))
+        finally:
+            child.kill()
+    assert {row["command"] for row in rows if row["pid"] == str(child.pid)} == {"branch_parallel 1"}
+
+
 def test_grandchildren_are_seen_and_ignored_processes_are_not(tmp_path: Path) -> None:
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
     with (

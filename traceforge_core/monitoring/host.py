@@ -78,8 +78,11 @@ def _below(root_pid: int, ignore: Collection[int]) -> list[psutil.Process]:
 
 
 def _command(process: psutil.Process) -> str:
-    """What the process runs, short: the module of `python -m`, the script, or the program's name."""
+    """What a process runs, short: a worker's stage and rank, the module of `python -m`, the script, or the program."""
     words = process.cmdline()
+    job = Path(words[-1]) if words else Path()
+    if job.name == "job.json":  # a worker of training/launch.py: the job lies in the stage's folder
+        return f"{job.parent.name} {process.environ().get('TRACEFORGE_RANK', '')}".strip()
     if "-m" in words[:-1]:
         return words[words.index("-m") + 1]
     script = next((word for word in words[1:] if word.endswith(".py")), None)

@@ -37,11 +37,13 @@ def draw_plots(folder: Path) -> list[Path]:
 def _draw(csv: Path, rows: list[Row], name: Callable[[Row], str], panels: Sequence[tuple[str, str]]) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     times, breaks = _continuous_time(rows)
     figure = Figure(figsize=(9, 2.2 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(panels), sharex=True)
+    colours = {title: f"C{index % 10}" for index, title in enumerate(dict.fromkeys(map(name, rows)))}
     for axis, (column, label) in zip(axes, panels, strict=True):
         lines: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
         for at, row in zip(times, rows, strict=True):
@@ -50,14 +52,15 @@ def _draw(csv: Path, rows: list[Row], name: Callable[[Row], str], panels: Sequen
                 xs.append(at)
                 ys.append(float(row[column]))
         for title, (xs, ys) in lines.items():
-            axis.plot(xs, ys, label=title, linewidth=1.2, marker="." if len(xs) < 3 else None)
+            axis.plot(xs, ys, color=colours[title], linewidth=1.2, marker="." if len(xs) < 3 else None)
         for at in breaks:
             axis.axvline(at, linestyle="--", linewidth=0.8, color="grey")
         axis.set_ylabel(label, fontsize=8)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-        if 0 < len(lines) <= 12:
-            axis.legend(fontsize=7, loc="upper left")
+    if len(colours) <= 24:
+        handles = [Line2D([], [], color=colour, label=title) for title, colour in colours.items()]
+        figure.legend(handles=handles, fontsize=7, loc="outside right upper")
     axes[-1].set_xlabel("sampled time (s)")
     path = csv.with_suffix(".png")
     figure.savefig(path, dpi=110)
