@@ -157,8 +157,8 @@ def local_processes(jobs: Sequence[ShardJob], workers: int) -> Iterator[Summary]
                 "lower and run it again; the shards that were finished are kept."
             ) from None
         finally:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            stop.set()  # a worker looks at it between two files, so this is no long wait
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def content_hash(trajectory: Trajectory, messages: bytes) -> str:
