@@ -185,3 +185,15 @@ def test_outcome_files_outside_the_corpus_apply_by_case(write, run_ingest, tmp_p
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports" / "x.json").write_text(json.dumps(report(["a__b-1"])))
     assert run_ingest(folder, outcomes=[str(tmp_path / "reports")]).trajectories[0].outcome == "resolved"
+
+
+def test_the_harness_logs_of_one_run_say_nothing_about_another(write, run_ingest):
+    for run in ("one", "two", "three"):
+        write(f"trajs/{run}/a__b-1/a__b-1.traj.json", mini_v2(note=run))
+    write("logs/run_evaluation/one/model/a__b-1/report.json", {"a__b-1": FLAT})
+    folder = write("logs/run_evaluation/two/model/a__b-1/report.json", {"a__b-1": {**FLAT, "resolved": False}})
+    assert outcomes_of(run_ingest(folder)) == {
+        ("a__b-1", "trajs/one"): "resolved",
+        ("a__b-1", "trajs/two"): "unresolved",
+        ("a__b-1", "trajs/three"): None,
+    }

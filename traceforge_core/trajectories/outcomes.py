@@ -264,10 +264,10 @@ class Outcomes:
         found += [(report, claim) for report, claim in self._by_case.get(None, []) if report.anchor in near]
         if not found:
             return Decision()
-        parts = set(folder.parts) | {run}
+        parts = {*folder.parts, run} - {case}  # a folder of the case names no run
         named = [(report, claim) for report, claim in found if report.names & parts]
         if not named:
-            named = [(report, claim) for report, claim in found if not report.names]
+            named = [(report, claim) for report, claim in found if not report.names - {case}]
             if not named:
                 return Decision()
             deepest = max(len(report.anchor.parts) for report, _ in named)
