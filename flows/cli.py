@@ -168,6 +168,28 @@ def show(
     _answer(summary, as_json, render(summary))
 
 
+@app.command()
+def data(
+    run: Annotated[str, typer.Argument(help="A run's id, or latest.")] = "latest",
+    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("data.html"),
+    runs_dir: RunsDir = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run's data is made of, and write a page that shows samples as the model sees them."""
+    from traceforge_core.datasets.page import write_data_page
+    from traceforge_core.runs import Run
+
+    found = Run.open(runs_dir, run)
+    page = write_data_page(found.path, out)
+    report = (found.path / "datasets" / "report.md").read_text(encoding="utf-8")
+    figures = found.result("datasets")
+    _answer(
+        {"path": str(page.resolve()), "datasets": figures.figures if figures else {}},
+        as_json,
+        f"{report}\nThe same with samples, token by token: {page}",
+    )
+
+
 @app.command(name="config")
 def show_config(
     preset: Preset = None, config: ConfigFile = None, assignments: Assignments = None, as_json: AsJson = False
