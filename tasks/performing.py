@@ -70,7 +70,8 @@ def publish(result: StageResult) -> None:
     report = next(iter(sorted(result.path.glob("*.md"))), None)
     text = report.read_text(encoding="utf-8") if report else figures_table(result.figures)
     for picture in sorted(result.path.glob("*.png")):
-        text = text.replace(f"]({picture.name})", "](#plots)") + f"\n\n{inline_picture(picture)}"
+        link = f"]({picture.name})"  # a relative link leads nowhere in the UI
+        text = text.replace(link, f"]({data_url(picture)})") if link in text else f"{text}\n\n{inline_picture(picture)}"
     create_markdown_artifact(
         key=f"{result.stage.replace('_', '-')}-report",
         markdown=f"{text}\n\nFiles: `{result.path}`\n",
@@ -80,7 +81,12 @@ def publish(result: StageResult) -> None:
 
 def inline_picture(path: Path) -> str:
     """A PNG inside Markdown, so that it shows without a file host."""
-    return f"![{path.stem}](data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()})"
+    return f"![{path.stem}]({data_url(path)})"
+
+
+def data_url(path: Path) -> str:
+    """A PNG file as a data: URL."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def figures_table(figures: Mapping[str, Any]) -> str:
