@@ -37,6 +37,7 @@ def fake_nvml(cards: list[dict[str, object]]) -> types.ModuleType:
     module.__dict__.update(
         NVMLError=NVMLError,
         NVML_TEMPERATURE_GPU=0,
+        nvmlMemory_v2=2,
         nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: len(cards),

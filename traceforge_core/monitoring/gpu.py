@@ -127,7 +127,9 @@ def _read_nvml(nvml: Any) -> list[Reading]:
         handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
         if handle is None:
             continue
-        if memory := ask(nvml.nvmlDeviceGetMemoryInfo, handle):
+        # Version 2 leaves out what the driver keeps for itself, as nvidia-smi does; old drivers know only version 1.
+        memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+        if memory := memory or ask(nvml.nvmlDeviceGetMemoryInfo, handle):
             reading["memory_used_mib"] = memory.used // 2**20
             reading["memory_total_mib"] = memory.total // 2**20
         if rates := ask(nvml.nvmlDeviceGetUtilizationRates, handle):
