@@ -91,7 +91,7 @@ def test_a_hung_worker_is_ended_within_ten_seconds_of_being_found_out(
 
 
 def test_running_out_of_gpu_memory_says_what_to_change(make_job: MakeJob) -> None:
-    with pytest.raises(WorkerError, match=r"GPU memory ran out .*20.00 GiB.*max_length"):
+    with pytest.raises(WorkerError, match=r"GPU memory ran out.*20.00 GiB.*max_length"):
         stages.run_job(make_job("OutOfMemory"))
 
 

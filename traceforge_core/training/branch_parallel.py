@@ -29,9 +29,6 @@ class BranchParallelTrainer(PairTrainer):
     `concatenated_forward` instead; with replicas each worker then computes whole pairs.
     """
 
-    # Unsloth ignores a tensor of positions (full logits come back) but takes a number of last positions.
-    keeps_tail = False
-
     def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> Any:
         branch = self.mesh.branch
         scores, nll = self.branch_scores(model, batch, BRANCHES[branch])

@@ -165,6 +165,8 @@ def _environment(job: Job, rank: int, gpu: str, scratch: Path) -> dict[str, str]
         TRL_EXPERIMENTAL_SILENCE="1",
         CUDA_DEVICE_ORDER="PCI_BUS_ID",  # GPU 0 here is GPU 0 of nvidia-smi
     )
+    if job.backend == "unsloth":  # it writes generated code, by default into the working directory
+        env["UNSLOTH_COMPILE_LOCATION"] = str(scratch / f"unsloth{rank}")
     if job.workers > 1:
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: its name may resolve to an address that is not there
     if job.device == "cpu":

@@ -13,11 +13,10 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import PrinterCallback
-from trl.experimental.cpo import CPOConfig, CPOTrainer
 
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import hash_adapter, save_adapter
@@ -31,6 +30,13 @@ from traceforge_core.training.pairs import IGNORED, PairDataset
 from traceforge_core.training.recorded import Recorded, StepTally, gradient_norm, peak_memory_mib
 from traceforge_core.training.records import truncate_records
 from traceforge_core.training.sketch import sketch
+from traceforge_core.training.trl_original import original
+
+if TYPE_CHECKING:
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+else:
+    CPOTrainer = original("trl.experimental.cpo.cpo_trainer", "CPOTrainer")
+    CPOConfig = original("trl.experimental.cpo.cpo_config", "CPOConfig")
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,8 @@ class PairTrainer(Recorded, CPOTrainer):
     """
 
     mesh: Mesh = Mesh()
+    # Unsloth ignores a tensor of positions as logits_to_keep (full logits come back) but takes a number of last ones.
+    keeps_tail = False
     workers_may_be_apart = 1e-5
 
     def computes(self, micro_batch: int) -> bool:
@@ -222,6 +230,7 @@ def train(
             "fall into a part a branch. Set output_router_logits to false in its config.json."
         )
     trainer.mesh = mesh
+    trainer.keeps_tail = job.backend == "unsloth"
     trainer.record_into(
         job.out_dir,
         writes=mesh.rank == 0,

@@ -151,6 +151,7 @@ class Recorded:
         seconds = time.perf_counter() - tally.started
         self._clock += seconds
         self._steps_done += 1
+        self.beat(f"after step {state.global_step}")  # no longer waiting for others
         if not self.writes:
             return
         record = StepRecord(
