@@ -33,6 +33,7 @@ from tasks.evaluate import evaluate
 from tasks.ingest import ingest
 from tasks.model import model
 from tasks.monitor import monitor
+from tasks.noise_floor import noise_floor
 from tasks.oracle import oracle
 from tasks.performing import logs_to
 from tasks.sft import sft
@@ -53,15 +54,27 @@ STAGE_TASKS: dict[str, Callable[[RunConfig, Run, bool], State[StageResult]]] = {
     "oracle": oracle,
     "branch_parallel": branch_parallel,
     "shared_prefix": shared_prefix,
+    "noise_floor": noise_floor,
     "evaluate": evaluate,
     "compare": compare,
 }
 # Stages that work in child processes, on GPUs where there are some; the monitor runs beside them.
-IN_WORKERS = frozenset({"sft", "oracle", "branch_parallel", "shared_prefix", "evaluate"})
+IN_WORKERS = frozenset({"sft", "oracle", "branch_parallel", "shared_prefix", "noise_floor", "evaluate"})
 MONITOR_END_SECONDS = 30.0
 
 StageName = Annotated[
-    Literal["ingest", "model", "datasets", "sft", "oracle", "branch_parallel", "shared_prefix", "evaluate", "compare"],
+    Literal[
+        "ingest",
+        "model",
+        "datasets",
+        "sft",
+        "oracle",
+        "branch_parallel",
+        "shared_prefix",
+        "noise_floor",
+        "evaluate",
+        "compare",
+    ],
     BeforeValidator(lambda name: name.replace("-", "_") if isinstance(name, str) else name),
 ]
 

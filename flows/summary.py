@@ -20,6 +20,7 @@ KEY_FIGURES = {
     "ingest": ("found", "read", "quarantined", "duplicates", "by_outcome"),
     "model": ("name", "architecture", "parameters", "vocabulary", "chat_template"),
     "datasets": ("sft_samples", "sft_held_out", "pairs", "pairs_held_out", "pairs_by_miner"),
+    "noise_floor": ("runs", "steps", "loss_noise", "gradient_direction_noise", "exact"),
     "evaluate": ("pairs", "actions", "accuracy", "action_loss", "note"),
     "compare": ("verdict",),
 }

@@ -287,10 +287,28 @@ class ComparisonConfig(Section):
     gradient_steps: Annotated[int, Field(ge=0)] = Field(
         5, description="Optimizer steps whose gradients are saved and compared, from the first; 0: none."
     )
-    loss_atol: float = Field(1e-6, gt=0, description="float32: largest loss difference at any step.")
+    loss_atol: float = Field(
+        1e-6,
+        gt=0,
+        description="float32: largest loss difference at any step, for scores and losses up to 1; in proportion.",
+    )
     gradient_rtol: float = Field(1e-5, gt=0, description="float32: largest relative L2 difference of any gradient.")
     adapter_rtol: float = Field(
         1e-5, gt=0, description="float32: largest relative L2 difference of the final adapters."
+    )
+    noise_runs: Annotated[int, Field(ge=0, le=12)] = Field(
+        8,
+        description="bfloat16: how often the oracle is run again, in ways that must not matter, to learn its own "
+        "noise; 0: never, and the verdict stays undecided. Fewer than 4 say little.",
+    )
+    noise_steps: Positive = Field(6, description="bfloat16: optimizer steps of each of these runs.")
+    confidence: float = Field(
+        0.999, ge=0.9, lt=1, description="bfloat16: chance that a right strategy raises no alarm, over all tests."
+    )
+    exact: Switch = Field(
+        "auto",
+        description="bfloat16: compare in float32 too, on a few steps, where rounding hides nothing: the whole model "
+        "where it is small, else its first two layers. auto: where memory allows.",
     )
 
 

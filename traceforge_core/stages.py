@@ -99,6 +99,22 @@ STAGES: dict[str, Stage] = {
             resumable=True,
         ),
         Stage(
+            "noise_floor",
+            "Measure the oracle's own noise",
+            "traceforge_core.comparison.noise_floor:measure_noise_floor",
+            (
+                *PREFERENCE_SECTIONS,
+                "comparison.noise_runs",
+                "comparison.noise_steps",
+                "comparison.exact",
+                "comparison.loss_atol",
+                "comparison.gradient_rtol",
+                "comparison.adapter_rtol",
+            ),
+            needs=("model", "datasets", "oracle"),
+            uses=("sft",),
+        ),
+        Stage(
             "evaluate",
             "Evaluate on held-out data",
             "traceforge_core.evaluation.evaluate:evaluate",
@@ -112,23 +128,26 @@ STAGES: dict[str, Stage] = {
             "traceforge_core.comparison.compare:compare",
             ("comparison", "preference", "model"),
             needs=("oracle",),
-            uses=("branch_parallel", "shared_prefix"),
+            uses=("branch_parallel", "shared_prefix", "noise_floor", "evaluate"),
         ),
     )
 }
 
 
 def pipeline(config: RunConfig) -> list[str]:
-    """The stages of a full run, in order: one long-context strategy beside the oracle, as configured."""
+    """The stages of a full run, in order: one long-context strategy beside the oracle, as configured. Only in bfloat16
+    is there a noise floor to measure."""
     other = {"branch_parallel": "shared_prefix", "shared_prefix": "branch_parallel"}
-    left_out = other.get(config.preference.strategy, "shared_prefix")
-    return [name for name in STAGES if name != left_out]
+    left_out = {other.get(config.preference.strategy, "shared_prefix")}
+    if config.model.dtype == "float32":
+        left_out.add("noise_floor")
+    return [name for name in STAGES if name not in left_out]
 
 
 def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False) -> StageResult:
     """Do one stage of a run, or reuse its result. Raises TraceForgeError where a stage it needs is missing."""
     stage = STAGES[name]
-    starts_from_sft = name in ("oracle", "branch_parallel", "shared_prefix")
+    starts_from_sft = name in ("oracle", "branch_parallel", "shared_prefix", "noise_floor")
     found: dict[str, StageResult] = {}
     for needed in stage.needs + stage.uses:
         result = run.result(needed)

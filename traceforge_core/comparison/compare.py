@@ -1,15 +1,23 @@
-"""The stage that compares every trained strategy with the oracle: report.json, report.md, loss.png."""
+"""The stage that compares every trained strategy with the oracle: report.md, report.html, report.json and three plots.
+
+In float32 fixed tolerances decide (verdict.py). In bfloat16 the oracle's own noise does, as the stage noise_floor
+measured it (noise.py), together with what that stage found in float32 on a part of the model.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.comparison.parity import judge, measure, read_steps, read_training
-from traceforge_core.comparison.plots import plot_losses
-from traceforge_core.comparison.report import Compared, write_report
+from traceforge_core.comparison.noise import deviations, judge_by_noise, place
+from traceforge_core.comparison.noise_floor import Floor, read_exact, read_floor
+from traceforge_core.comparison.parity import Parity, measure, read_steps, read_training
+from traceforge_core.comparison.plots import plot_differences, plot_losses, plot_margins
+from traceforge_core.comparison.report import Compared, Trained, write_report
+from traceforge_core.comparison.verdict import Verdict, judge_exactly, judge_without_yardstick
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 
@@ -17,12 +25,13 @@ logger = logging.getLogger(__name__)
 
 CANDIDATES = ("branch_parallel", "shared_prefix")
 # Several verdicts make one: a failure anywhere fails, and what is undecided keeps the whole from passing.
-_SEVERITY = {"pass": 0, "undecided": 1, "fail": 2}
+SEVERITY = {"pass": 0, "undecided": 1, "fail": 2}
 
 
 def compare(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
-    """Compare what is there with the oracle. Figures: the verdict ("pass", "fail", or "undecided" in bfloat16) and,
-    for each strategy, its verdict and largest differences. A failed verdict is a result, not an error.
+    """Compare what is there with the oracle. Figures: the verdict ("pass", "fail", or "undecided" in bfloat16 without a
+    noise floor) and, for each strategy, its verdict, what is wrong first, and its largest differences. A failed verdict
+    is a result, not an error.
 
     Raises TraceForgeError where no strategy but the oracle was trained, or one cannot be compared.
     """
@@ -33,26 +42,69 @@ def compare(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dic
             "one of them first."
         )
     oracle = inputs["oracle"]
+    floor = read_floor(inputs["noise_floor"]) if "noise_floor" in inputs else Floor([])
+    exact = read_exact(inputs["noise_floor"]) if "noise_floor" in inputs else {}
     compared = []
     for name in found:
-        parity = measure(oracle, inputs[name])
-        verdict = judge(parity, config.comparison, config.model.dtype)
-        compared.append(Compared(name, parity, verdict, read_training(inputs[name]), read_steps(inputs[name])))
+        folder = _compared_folder(inputs[name])
+        parity = measure(oracle, folder)
+        verdict = judge(config, oracle, folder, parity, floor)
+        training, steps = read_training(folder), read_steps(folder)
+        compared.append(Compared(name, training, steps, parity, verdict, exact.get(name)))
         logger.info("%s against the oracle: %s (%s).", name, verdict.outcome, "; ".join(verdict.reasons))
-    reference = Compared("oracle", None, None, read_training(oracle), read_steps(oracle))
-    overall = max((one.verdict.outcome for one in compared if one.verdict), key=_SEVERITY.__getitem__)
-    plot_losses(reference, compared, out_dir / "loss.png")
-    write_report(overall, reference, compared, out_dir)
+    reference = Trained("oracle", read_training(oracle), read_steps(oracle))
+    overall = max((together(one.verdict.outcome, one.exact) for one in compared), key=SEVERITY.__getitem__)
+    curves = {one.name: one.steps for one in compared}
+    plot_losses(reference.steps, curves, out_dir / "loss.png")
+    plot_margins(reference.steps, curves, out_dir / "margin.png")
+    plot_differences({one.name: one.parity for one in compared}, floor.runs, out_dir / "difference.png")
+    write_report(overall, reference, compared, _evaluation(inputs), out_dir)
     return {"verdict": overall} | {one.name: _figures(one) for one in compared}
 
 
+def judge(config: RunConfig, oracle: Path, candidate: Path, parity: Parity, floor: Floor) -> Verdict:
+    """By tolerances in float32, by the oracle's noise in bfloat16, without a yardstick where that was not measured."""
+    if config.model.dtype == "float32":
+        return judge_exactly(parity, config.comparison)
+    if not floor.runs or not parity.steps or parity.unequal:
+        return judge_without_yardstick(parity, config.comparison, config.model.dtype)
+    steps = floor.runs[0].steps
+    places = place(deviations(oracle, candidate, steps), floor.runs, config.comparison.confidence)
+    return judge_by_noise(parity, places, config.comparison, len(floor.runs))
+
+
+def together(outcome: str, exact: dict[str, Any] | None) -> str:
+    """One outcome of a bfloat16 comparison and the float32 one beside it: a failure of either fails, and where the
+    first cannot tell, the second decides."""
+    if exact is None or outcome == "fail":
+        return outcome
+    return exact["outcome"]
+
+
+def _compared_folder(strategy: Path) -> Path:
+    """Where the run lies that did what the oracle did: `proof/` where the oracle could not hold whole pairs."""
+    proof = strategy / "proof"
+    return proof if proof.is_dir() else strategy
+
+
+def _evaluation(inputs: Mapping[str, Path]) -> dict[str, Any] | None:
+    if "evaluate" not in inputs:
+        return None
+    try:
+        return json.loads((inputs["evaluate"] / "evaluation.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def _figures(one: Compared) -> dict[str, Any]:
-    assert one.parity is not None and one.verdict is not None
+    first = one.verdict.first
     return {
-        "verdict": one.verdict.outcome,
+        "verdict": together(one.verdict.outcome, one.exact),
+        "first_wrong": f"{first.quantity} at step {first.step}" if first else None,
         "max_loss_difference": one.parity.max_loss,
         "max_gradient_difference": one.parity.max_gradient,
         "adapter_difference": one.parity.adapter,
         "steps": len(one.parity.steps),
         "gradient_steps": one.parity.gradient_steps,
+        "statistics": {place.name: place.statistic / place.limit for place in one.verdict.places},
     }

@@ -1,9 +1,10 @@
-"""How far a strategy is from the oracle: losses, scores and gradients step by step, and the adapters at the end.
+"""How far a strategy is from the oracle: step by step, quantity by quantity, and the adapters at the end.
 
     parity = measure(Path("runs/X/oracle"), Path("runs/X/branch_parallel"))
-    verdict = judge(parity, config.comparison, dtype="float32")
+    parity.max_loss, parity.steps[0].gradient
 
-Differences are absolute for losses and scores, relative (L2) for gradients and adapters; all are taken in float64.
+Differences are absolute for losses and scores, relative for gradients, norms, rates and adapters; all are taken in
+float64. What they mean is for verdict.py (float32) and noise.py (bfloat16) to say.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.config import ComparisonConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import read_adapter, relative_difference
 from traceforge_core.training.records import StepRecord, read_records
@@ -24,23 +24,42 @@ MUST_START_EQUAL = ("adapter", "data order", "tokenizer")
 
 @dataclass(frozen=True, slots=True)
 class StepDifference:
-    """One step. loss, score_chosen, score_rejected, grad_norm: absolute differences. gradient, gradient_parameter: the
-    largest relative L2 difference of a parameter's gradient, and whose; gradient_overall: of all gradients together;
-    None where no gradients were saved."""
+    """One step, candidate against oracle. loss, score_chosen, score_rejected, grad_norm: absolute differences.
+
+    data: None where both took the same pairs in the same order, else what is wrong. scored_tokens: candidate minus
+    oracle; None where either did not count. learning_rate, norm: relative differences, norm's of the gradients'
+    lengths. size: of the numbers the oracle's loss is made of (β times the larger score, or the loss itself), and so of
+    its rounding. reach: |gradient|·|weights|, the most that the loss can change by for a relative change of the
+    weights. weights: relative L2 distance of the adapters before this step, estimated from sketches. workers_apart: as
+    the candidate recorded it. From saved gradients, else None: gradient, gradient_parameter: the largest relative L2
+    difference of a parameter's gradient, and whose; gradient_overall: of all together; direction, direction_parameter:
+    the same once both are scaled to unit length over all parameters, so that a wrong factor does not show here.
+    """
 
     step: int
     loss: float
     score_chosen: float
     score_rejected: float
     grad_norm: float
+    data: str | None = None
+    scored_tokens: int | None = None
+    learning_rate: float = 0.0
+    norm: float = 0.0
+    weights: float | None = None
+    workers_apart: float = 0.0
+    size: float = 1.0
+    reach: float = 0.0
     gradient: float | None = None
     gradient_parameter: str | None = None
     gradient_overall: float | None = None
+    direction: float | None = None
+    direction_parameter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """All differences between an oracle and a candidate. `unequal`: what they did not have in common from the start."""
+    """All differences between an oracle and a candidate. `unequal`: what they did not have in common from the start.
+    adapter: final adapters, relative L2; adapter_worst: of the tensor that differs most, adapter_parameter."""
 
     steps: list[StepDifference]
     adapter: float
@@ -74,14 +93,6 @@ class Parity:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`outcome`: "pass", "fail", or "undecided" (no yardstick for this precision). `reasons`: what it rests on."""
-
-    outcome: str
-    reasons: list[str]
-
-
 def measure(oracle: Path, candidate: Path) -> Parity:
     """Compare two finished stages. Raises TraceForgeError where one is incomplete or their numbers of steps differ."""
     ours, theirs = read_steps(candidate), read_steps(oracle)
@@ -91,57 +102,15 @@ def measure(oracle: Path, candidate: Path) -> Parity:
             "step. Train both again with the same data and settings."
         )
     steps = [
-        StepDifference(
-            step=reference.step,
-            loss=_difference(own.loss, reference.loss),
-            score_chosen=_difference(own.score_chosen, reference.score_chosen),
-            score_rejected=_difference(own.score_rejected, reference.score_rejected),
-            grad_norm=_difference(own.grad_norm, reference.grad_norm),
-            **_gradients(oracle, candidate, reference.step),
-        )
+        _step(own, reference) | _gradients(oracle, candidate, reference.step)
         for own, reference in zip(ours, theirs, strict=True)
     ]
     overall, worst_name, worst = relative_difference(
         read_adapter(candidate / "adapter"), read_adapter(oracle / "adapter")
     )
-    return Parity(steps, overall, worst_name, worst, _unequal(oracle, candidate))
-
-
-def judge(parity: Parity, tolerances: ComparisonConfig, dtype: str) -> Verdict:
-    """Whether the candidate computes the oracle's function.
-
-    In float32 the configured tolerances decide. In bfloat16 two right implementations differ by rounding alone, so a
-    fixed tolerance could not tell right from wrong: what must hold exactly is checked (equal start, finite numbers),
-    and the rest stays undecided.
-    """
-    if parity.unequal:
-        return Verdict("fail", [f"not the same from the start: {', '.join(parity.unequal)}"])
-    if not parity.steps:
-        return Verdict("fail", ["no step was taken"])
-    measured = [parity.max_loss, parity.adapter] + ([parity.max_gradient] if parity.max_gradient is not None else [])
-    if not all(math.isfinite(value) for value in measured):
-        return Verdict("fail", ["a loss, gradient or weight is NaN or inf, or zero on one side only"])
-    if dtype != "float32":
-        return Verdict(
-            "undecided",
-            [
-                f"the start is equal and all numbers are finite; in {dtype} rounding alone makes differences, so the "
-                "tolerances for float32 do not apply and the differences are stated without a judgement",
-            ],
-        )
-    limits = [
-        ("loss, largest difference at any step", parity.max_loss, tolerances.loss_atol),
-        ("final adapter, relative L2 difference", parity.adapter, tolerances.adapter_rtol),
-    ]
-    if parity.max_gradient is not None:
-        name = f"gradients of {parity.gradient_steps} steps, largest relative L2 difference of a parameter"
-        limits.insert(1, (name, parity.max_gradient, tolerances.gradient_rtol))
-    reasons = [
-        f"{name}: {value:.3g} ({'within' if value <= limit else 'over'} {limit:g})" for name, value, limit in limits
-    ]
-    if parity.max_gradient is None:
-        reasons.append("gradients were not saved (comparison.gradient_steps is 0), so they were not compared")
-    return Verdict("pass" if all(value <= limit for _, value, limit in limits) else "fail", reasons)
+    return Parity(
+        [StepDifference(**step) for step in steps], overall, worst_name, worst, unequal_starts(oracle, candidate)
+    )
 
 
 def read_steps(stage: Path) -> list[StepRecord]:
@@ -160,7 +129,8 @@ def read_training(stage: Path) -> dict[str, Any]:
         raise TraceForgeError(f"{stage} has no training.json ({error}). Run that stage again.") from None
 
 
-def _unequal(oracle: Path, candidate: Path) -> list[str]:
+def unequal_starts(oracle: Path, candidate: Path) -> list[str]:
+    """What must be equal before the first step and is not."""
     ours, theirs = read_training(candidate), read_training(oracle)
     names = list(MUST_START_EQUAL)
     if (ours["backend"], ours["device"]) == (theirs["backend"], theirs["device"]):
@@ -168,20 +138,81 @@ def _unequal(oracle: Path, candidate: Path) -> list[str]:
     return [name for name in names if ours["start"].get(name) != theirs["start"].get(name)]
 
 
-def _gradients(oracle: Path, candidate: Path, step: int) -> dict[str, Any]:
+def saved_gradients(stage: Path, step: int) -> dict[str, Any] | None:
+    """The summed gradients of a step by parameter name, on the CPU; None where they were not saved."""
     from safetensors.torch import load_file
 
-    name = f"gradients/step-{step:05d}.safetensors"
-    if not ((oracle / name).exists() and (candidate / name).exists()):
+    path = stage / "gradients" / f"step-{step:05d}.safetensors"
+    return load_file(path) if path.exists() else None
+
+
+def _step(own: StepRecord, reference: StepRecord) -> dict[str, Any]:
+    from traceforge_core.training.sketch import norm
+
+    counted = own.scored_tokens, reference.scored_tokens
+    return {
+        "step": reference.step,
+        "loss": _difference(own.loss, reference.loss),
+        "score_chosen": _difference(own.score_chosen, reference.score_chosen),
+        "score_rejected": _difference(own.score_rejected, reference.score_rejected),
+        "grad_norm": _difference(own.grad_norm, reference.grad_norm),
+        "data": _data(own.data, reference.data),
+        "scored_tokens": counted[0] - counted[1] if counted[0] and counted[1] else None,
+        "learning_rate": _relative(own.learning_rate, reference.learning_rate),
+        "norm": _relative(own.grad_norm, reference.grad_norm),
+        "weights": _weights(own, reference),
+        "workers_apart": own.workers_apart or 0.0,
+        "size": max(abs(reference.loss), _scale(reference)),
+        "reach": (reference.grad_norm or 0.0) * (norm(reference.weights_sketch) if reference.weights_sketch else 0.0),
+    }
+
+
+def _scale(record: StepRecord) -> float:
+    """β times the larger score: margin is β·(score_chosen - score_rejected)."""
+    chosen, rejected = record.score_chosen or 0.0, record.score_rejected or 0.0
+    beta = abs((record.margin or 0.0) / (chosen - rejected)) if chosen != rejected else 1.0
+    return beta * max(abs(chosen), abs(rejected))
+
+
+def _data(own: str | None, reference: str | None) -> str | None:
+    if own is None or reference is None or own == reference:
+        return None
+    return "the workers saw different pairs" if "+" in own else "other pairs, or the same in another order"
+
+
+def _weights(own: StepRecord, reference: StepRecord) -> float | None:
+    from traceforge_core.training.sketch import distance, norm
+
+    if own.weights_sketch is None or reference.weights_sketch is None:
+        return None
+    size = norm(reference.weights_sketch)
+    return distance(own.weights_sketch, reference.weights_sketch) / size if size else 0.0
+
+
+def _gradients(oracle: Path, candidate: Path, step: int) -> dict[str, Any]:
+    ours, theirs = saved_gradients(candidate, step), saved_gradients(oracle, step)
+    if ours is None or theirs is None:
         return {}
-    overall, worst_name, worst = relative_difference(load_file(candidate / name), load_file(oracle / name))
-    return {"gradient": worst, "gradient_parameter": worst_name, "gradient_overall": overall}
+    overall, worst_name, worst = relative_difference(ours, theirs)
+    own_length, length = (
+        math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values())) for gradients in (ours, theirs)
+    )
+    found: dict[str, Any] = {"gradient": worst, "gradient_parameter": worst_name, "gradient_overall": overall}
+    if own_length and length:
+        scaled = {name: gradient.double() * (length / own_length) for name, gradient in ours.items()}
+        _, found["direction_parameter"], found["direction"] = relative_difference(scaled, theirs)
+    return found
 
 
 def _difference(own: float | None, reference: float | None) -> float:
     if own is None or reference is None:
         return 0.0 if own is reference else math.nan
     return abs(own - reference)
+
+
+def _relative(own: float | None, reference: float | None) -> float:
+    difference = _difference(own, reference)
+    return difference / abs(reference) if reference else (math.inf if difference else difference)
 
 
 def _largest(values: Any) -> float:

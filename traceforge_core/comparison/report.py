@@ -1,73 +1,171 @@
-"""The comparison's report, for people (Markdown) and for programs (JSON)."""
+"""The comparison's report: verdict, three plots, where each quantity lies, held-out figures, versions, links.
+
+Written three ways from the same parts: report.md (Prefect shows it), report.html (one file for everyone else) and
+report.json (for programs).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.comparison.parity import Parity, Verdict
+from traceforge_core.comparison.document import Bullets, Heading, Part, Picture, Table, Text, html, markdown
+from traceforge_core.comparison.parity import Parity
+from traceforge_core.comparison.verdict import Verdict
 from traceforge_core.runs import write_json
 from traceforge_core.training.records import StepRecord
 
+MOST_STEPS = 40
+
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """One strategy: its differences from the oracle and the verdict (None for the oracle itself), what it noted about
-    its training, and its step log."""
+class Trained:
+    """A strategy as it was trained: what it noted about its start and surroundings, its step log, its folder's name."""
 
     name: str
-    parity: Parity | None
-    verdict: Verdict | None
     training: dict[str, Any]
     steps: list[StepRecord]
 
 
-def write_report(overall: str, oracle: Compared, compared: list[Compared], out_dir: Path) -> None:
-    """Write report.json and report.md."""
+@dataclass(frozen=True, slots=True)
+class Compared(Trained):
+    """A strategy, its differences from the oracle, and what follows from them. exact: verdict of the float32 comparison
+    beside a bfloat16 one, as a dict; None where there was none."""
+
+    parity: Parity
+    verdict: Verdict
+    exact: dict[str, Any] | None = None
+
+
+def write_report(
+    overall: str,
+    oracle: Trained,
+    compared: Sequence[Compared],
+    evaluation: Mapping[str, Any] | None,
+    out_dir: Path,
+) -> None:
+    """Write report.json, report.md and report.html. The plots must be there already. `evaluation`: evaluation.json."""
     write_json(
         out_dir / "report.json",
         {
             "verdict": overall,
-            "oracle": {"training": oracle.training, "steps": [asdict(step) for step in oracle.steps]},
+            "oracle": {"training": oracle.training, "steps": _without_sketches(oracle.steps)},
             "strategies": {
                 one.name: {
-                    "verdict": asdict(one.verdict) if one.verdict else None,
-                    "parity": one.parity.as_dict() if one.parity else None,
+                    "verdict": asdict(one.verdict),
+                    "exact": one.exact,
+                    "parity": one.parity.as_dict(),
                     "training": one.training,
-                    "steps": [asdict(step) for step in one.steps],
+                    "steps": _without_sketches(one.steps),
                 }
                 for one in compared
             },
+            "evaluation": (evaluation or {}).get("models"),
         },
     )
-    (out_dir / "report.md").write_text(render_markdown(overall, oracle, compared), encoding="utf-8")
+    parts = report_parts(overall, oracle, compared, evaluation)
+    (out_dir / "report.md").write_text(markdown(parts), encoding="utf-8")
+    (out_dir / "report.html").write_text(html(parts, out_dir, "TraceForge: comparison"), encoding="utf-8")
 
 
-def render_markdown(overall: str, oracle: Compared, compared: list[Compared]) -> str:
-    """The report as Markdown; it refers to loss.png beside it."""
-    lines = ["# Comparison with the oracle (TRL's CPOTrainer)", "", f"**Verdict: {overall}**", ""]
-    for one in compared:
-        if one.verdict is None:
-            continue
-        lines += [f"## {one.name}: {one.verdict.outcome}", ""]
-        lines += [f"- {reason}" for reason in one.verdict.reasons]
-        lines += [""]
-    lines += ["![Loss of each strategy, and its difference from the oracle](loss.png)", ""]
-    lines += _ran_on([oracle, *compared])
-    for one in compared:
-        if one.parity is not None:
-            lines += _step_table(one, oracle)
-    return "\n".join(lines) + "\n"
-
-
-def _ran_on(all_of_them: list[Compared]) -> list[str]:
-    lines = [
-        "## What ran",
-        "",
-        "| strategy | workers | device | backend | dtype | transport | s/step | exchange s | peak MiB | last loss |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+def report_parts(
+    overall: str, oracle: Trained, compared: Sequence[Compared], evaluation: Mapping[str, Any] | None
+) -> list[Part]:
+    """The report, most important first."""
+    parts: list[Part] = [
+        Heading("Comparison with the oracle (TRL's CPOTrainer)", 1),
+        Text(f"Verdict: **{overall}**"),
+        Bullets([_in_short(one) for one in compared]),
+        Picture("loss.png", "Loss of each strategy"),
+        Picture("margin.png", "Margin of each strategy"),
+        Picture("difference.png", "Differences from the oracle, with the oracle's own noise where it was measured"),
     ]
+    for one in compared:
+        parts += _verdict_parts(one)
+    parts += _evaluation_parts(evaluation)
+    parts += [Heading("What ran"), _ran_on([oracle, *compared]), *_versions([oracle, *compared])]
+    parts.append(
+        Text(
+            "Files of this run: "
+            + ", ".join(
+                f"[{one.name}](../{one.name}/) ([steps](../{one.name}/metrics.jsonl), [logs](../{one.name}/logs/))"
+                for one in (oracle, *compared)
+            )
+            + ", [numbers of this report](report.json)"
+        )
+    )
+    for one in compared:
+        parts += _step_parts(one, oracle)
+    return parts
+
+
+def _in_short(one: Compared) -> str:
+    said = f"{one.name}: **{one.verdict.outcome}**. {one.verdict.reasons[0]}"
+    if one.exact is not None:
+        said += f" In float32 on a part of it: **{one.exact['outcome']}**."
+    return said
+
+
+def _verdict_parts(one: Compared) -> list[Part]:
+    parts: list[Part] = [Heading(f"{one.name}: {one.verdict.outcome}"), Bullets(one.verdict.reasons)]
+    if one.verdict.places:
+        rows = [
+            [
+                place.name,
+                f"{place.difference:.3g}",
+                f"{place.scale:.3g}",
+                f"{place.statistic:.3g}",
+                f"{place.limit:.3g}",
+                str(place.step),
+                "-" if place.left_at is None else f"step {place.left_at}",
+            ]
+            for place in one.verdict.places
+        ]
+        header = ["quantity", "difference", "noise or limit", "in units of it", "may be", "at step", "leaves at"]
+        parts.append(Table(header, rows))
+    if one.exact is not None:
+        parts.append(Text(f"In float32, on pairs cut short: **{one.exact['outcome']}**"))
+        parts.append(Bullets(one.exact["reasons"]))
+    return parts
+
+
+def _evaluation_parts(evaluation: Mapping[str, Any] | None) -> list[Part]:
+    """Held-out figures: a strategy that agrees with a broken oracle is still broken."""
+    models = (evaluation or {}).get("models") or {}
+    if not models:
+        return []
+    rows = []
+    for name, figures in models.items():
+        pairs, actions = figures.get("pairs") or {}, figures.get("actions") or {}
+        values = [pairs.get(key) for key in ("accuracy", "margin", "score_chosen", "score_rejected")]
+        values += [pairs.get("length_correlation"), actions.get("loss"), actions.get("token_accuracy")]
+        rows.append([name, *("-" if value is None else f"{value:.4g}" for value in values)])
+    header = ["model", "accuracy", "margin", "ā chosen", "ā rejected", "length correlation", "action loss"]
+    parts: list[Part] = [Heading("On held-out data"), Table([*header, "token accuracy"], rows)]
+    if warnings := evaluation_warnings(models):
+        parts.append(Bullets(warnings))
+    return parts
+
+
+def evaluation_warnings(models: Mapping[str, Any]) -> list[str]:
+    """What training made worse than it found it, in words."""
+    start = "sft" if "sft" in models else "base"
+    before = (models.get(start) or {}).get("pairs") or {}
+    told = []
+    for name in ("oracle", "branch_parallel", "shared_prefix"):
+        after = (models.get(name) or {}).get("pairs") or {}
+        if before and after and after["margin"] < before["margin"]:
+            told.append(
+                f"{name} has a smaller margin on held-out pairs ({after['margin']:.4g}) than {start}, from which it "
+                f"started ({before['margin']:.4g}): agreeing with the oracle does not make it better."
+            )
+    return told
+
+
+def _ran_on(all_of_them: Sequence[Trained]) -> Table:
+    rows = []
     for one in all_of_them:
         training, steps = one.training, one.steps
         seconds = sum(step.seconds or 0.0 for step in steps) / max(1, len(steps))
@@ -75,34 +173,71 @@ def _ran_on(all_of_them: list[Compared]) -> list[str]:
         peak = max((step.peak_memory_mib or 0.0 for step in steps), default=0.0)
         dtype = training["dtype"] + (f" ({training['quantization']})" if training["quantization"] != "none" else "")
         last = f"{steps[-1].loss:.6g}" if steps else "-"
-        lines.append(
-            f"| {one.name} | {training['workers']} | {training['device_name']} | {training['backend']} | {dtype} | "
-            f"{training['transport'] or '-'} | {seconds:.4g} | {exchange:.3g} | {peak:.0f} | {last} |"
+        rows.append(
+            [
+                one.name,
+                str(training["workers"]),
+                training["device_name"],
+                training["backend"],
+                dtype,
+                training["transport"] or "-",
+                f"{seconds:.4g}",
+                f"{exchange:.3g}",
+                f"{peak:.0f}",
+                last,
+            ]
         )
-    return [*lines, ""]
+    header = ["strategy", "workers", "device", "backend", "dtype", "transport", "s/step", "exchange s", "peak MiB"]
+    return Table([*header, "last loss"], rows)
 
 
-def _step_table(one: Compared, oracle: Compared) -> list[str]:
-    assert one.parity is not None
-    lines = [
-        f"## {one.name}, step by step",
-        "",
-        "Losses are the oracle's; the rest are differences from the oracle (gradients: relative L2 of the parameter "
-        "that differs most).",
-        "",
-        "| step | loss | Δ loss | Δ chosen score | Δ rejected score | Δ gradient norm | Δ gradient | of |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+def _versions(all_of_them: Sequence[Trained]) -> list[Part]:
+    versions = {one.name: one.training.get("versions") or {} for one in all_of_them}
+    names = sorted({name for each in versions.values() for name in each})
+    if not names:
+        return []
+    differing = [name for name in names if len({each.get(name) for each in versions.values()}) > 1]
+    first = next(iter(versions.values()))
+    told = ", ".join(f"{name} {first[name]}" for name in names if name in first)
+    parts: list[Part] = [Text(f"Versions: {told}.")]
+    if differing:
+        parts.append(Text(f"Not the same for all strategies: {', '.join(differing)}."))
+    return parts
+
+
+def _step_parts(one: Compared, oracle: Trained) -> list[Part]:
+    parity = one.parity
+    shown = list(zip(parity.steps, oracle.steps, strict=True))
+    left_out = max(0, len(shown) - MOST_STEPS)
+    rows = [
+        [
+            str(step.step),
+            f"{reference.loss:.6g}",
+            f"{step.loss:.3g}",
+            f"{step.score_chosen:.3g}",
+            f"{step.score_rejected:.3g}",
+            f"{step.grad_norm:.3g}",
+            f"{step.gradient:.3g}" if step.gradient is not None else "-",
+            step.gradient_parameter or "-",
+        ]
+        for step, reference in shown[:MOST_STEPS]
     ]
-    for step, reference in zip(one.parity.steps, oracle.steps, strict=True):
-        gradient = f"{step.gradient:.3g}" if step.gradient is not None else "-"
-        lines.append(
-            f"| {step.step} | {reference.loss:.6g} | {step.loss:.3g} | {step.score_chosen:.3g} | "
-            f"{step.score_rejected:.3g} | {step.grad_norm:.3g} | {gradient} | {step.gradient_parameter or '-'} |"
-        )
+    header = ["step", "loss", "Δ loss", "Δ chosen score", "Δ rejected score", "Δ gradient norm", "Δ gradient", "of"]
+    more = f" The last {left_out} steps are in report.json." if left_out else ""
     return [
-        *lines,
-        "",
-        f"Final adapter: {one.parity.adapter:.3g} over all weights; most in {one.parity.adapter_parameter} "
-        f"({one.parity.adapter_worst:.3g}).",
-        "",
+        Heading(f"{one.name}, step by step"),
+        Text(
+            "Losses are the oracle's; the rest are differences from the oracle (gradients: relative L2 of the "
+            f"parameter that differs most).{more}"
+        ),
+        Table(header, rows),
+        Text(
+            f"Final adapter: {parity.adapter:.3g} over all weights; most in `{parity.adapter_parameter}` "
+            f"({parity.adapter_worst:.3g})."
+        ),
     ]
+
+
+def _without_sketches(steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
+    left_out = ("weights_sketch", "gradient_sketch")
+    return [{name: value for name, value in asdict(step).items() if name not in left_out} for step in steps]

@@ -29,14 +29,17 @@ def run_series(
     jobs: Mapping[str, Job],
     out_dir: Path,
     *,
+    variants: Mapping[str, str] | None = None,
+    last_step: int | None = None,
     share_gpu: bool = False,
     on_line: OnLine | None = None,
     stop_file: Path | None = None,
 ) -> dict[str, str | None]:
     """Train every job, one after the other. For each: None, or the message with which its workers refused to go on.
 
-    Logs and the list of jobs lie in `out_dir`, a job's outputs in its own folder. Raises ValueError where the jobs do
-    not fit together, and whatever `launch` raises where a worker itself ends badly.
+    `variants`: for a job, which of variants.VARIANTS its oracle computes in (variants.AGAIN: as it is); it ends after
+    `last_step`. Logs and the list of jobs lie in `out_dir`, a job's outputs in its own folder. Raises ValueError where
+    the jobs do not fit together, and whatever `launch` raises where a worker itself ends badly.
     """
     first = next(iter(jobs.values()))
     for name, job in jobs.items():
@@ -47,7 +50,12 @@ def run_series(
         job.out_dir.mkdir(parents=True, exist_ok=True)
         job.write(job.out_dir / "job.json")
     out_dir.mkdir(parents=True, exist_ok=True)
-    write_json(out_dir / LIST, {name: job.out_dir / "job.json" for name, job in jobs.items()})
+    ways = variants or {}
+    listed = [
+        {"name": name, "job": job.out_dir / "job.json", "variant": ways.get(name), "last_step": last_step}
+        for name, job in jobs.items()
+    ]
+    write_json(out_dir / LIST, listed)
     carrier = replace(first, kind="series", trainer=f"{__name__}:train_all", out_dir=out_dir, planted_fault=None)
     launch(carrier, seats(carrier, share_gpu=share_gpu), on_line=on_line, stop_file=stop_file)
     return {name: _failure(job) for name, job in jobs.items()}
@@ -61,14 +69,19 @@ def train_all(carrier: Job, mesh: Any, beat: Callable[[str], None]) -> None:
 
     loaded = _Loaded()
     listed = json.loads((carrier.out_dir / LIST).read_text(encoding="utf-8"))
-    for name, path in listed.items():
-        job = Job.read(Path(path))
-        logger.info("Series: %s", name)
+    for entry in listed:
+        job = Job.read(Path(entry["job"]))
+        logger.info("Series: %s", entry["name"])
         module, _, class_name = job.trainer.partition(":")
+        trainer_class = getattr(import_module(module), class_name)
+        if entry["variant"] is not None:
+            from traceforge_core.comparison.variants import VARIANTS, Variant, vary
+
+            trainer_class = vary(trainer_class, VARIANTS.get(entry["variant"], Variant()), entry["last_step"])
         try:
-            train(job, mesh, getattr(import_module(module), class_name), beat, loaded.load)
+            train(job, mesh, trainer_class, beat, loaded.load)
         except TraceForgeError as error:  # found by every worker alike, from figures that all have
-            logger.info("%s was stopped: %s", name, error)
+            logger.info("%s was stopped: %s", entry["name"], error)
             if mesh.rank == 0:
                 write_json(job.out_dir / "stopped.json", {"message": str(error)})
         loaded.put_back()
@@ -98,10 +111,11 @@ class _Loaded:
         return self._model, self._tokenizer
 
     def put_back(self) -> None:
-        """Undo what a trainer does to a model: gradients, hooks of its own, the forward that accelerate wraps."""
+        """Undo what a trainer does to a model: gradients, attention, and the forward that accelerate wraps in autocast
+        (marked as prepared, the model would go on without it)."""
         model = self._model
         model.zero_grad(set_to_none=True)
-        for name in ("forward", "_original_forward"):
+        for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
             model.__dict__.pop(name, None)
         if self._forward is not None:
             model.forward = self._forward

@@ -38,8 +38,7 @@ def train_sft(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> d
 
 def train_oracle(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
     """SimPO with TRL's own CPOTrainer on one worker; on cut pairs where `comparison.oracle_max_length` says so."""
-    job = preference_job("oracle", config, inputs, out_dir)
-    return _train(job if config.comparison.oracle_max_length is None else _proof_of(job), inputs)
+    return _train(oracle_job(config, inputs, out_dir), inputs)
 
 
 def train_branch_parallel(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
@@ -118,6 +117,12 @@ def preference_job(kind: Kind, config: RunConfig, inputs: Mapping[str, Path], ou
         backend="transformers" if kind == "oracle" else resolve_backend(config.model, device),
         transport=resolve_transport(config, device, branches * replicas),
     )
+
+
+def oracle_job(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Job:
+    """The job of the oracle's stage: whole pairs, or cut ones where it could not hold them."""
+    job = preference_job("oracle", config, inputs, out_dir)
+    return job if config.comparison.oracle_max_length is None else _proof_of(job)
 
 
 def run_job(job: Job, on_line: OnLine | None = None, stop_file: Path | None = None) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""The same comparison in float32, beside a bfloat16 run: a few steps in which rounding hides nothing.
+
+    told = compare_exactly(config, {"model": ..., "datasets": ..., "sft": ...}, out_dir)
+    told["branch_parallel"]["outcome"]          # "pass" or "fail"
+
+Strategies compute the same function of any model, so a small part of a large one will do: its first two layers, and
+pairs cut to 768 tokens. What is found here is wrong; what is not is right to 1e-5.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from traceforge_core.comparison.parity import measure
+from traceforge_core.comparison.series import run_series
+from traceforge_core.comparison.verdict import judge_exactly
+from traceforge_core.config import RunConfig, lay_over
+from traceforge_core.training.job import Job, Kind
+from traceforge_core.training.stages import preference_job
+
+logger = logging.getLogger(__name__)
+STEPS = 3
+LAYERS = 2
+WHOLE_BYTES = 1 << 30  # of weights as they lie on the disk; above it only the first layers are taken
+CUT_TO = 768
+CANDIDATES: tuple[Kind, ...] = ("branch_parallel", "shared_prefix")
+
+
+def compare_exactly(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
+    """For each strategy there is: outcome, reasons, what was compared. {} where it is off, or cannot be had."""
+    if config.comparison.exact == "off":
+        return {}
+    scratch = out_dir / "exact"
+    smaller = lay_over(
+        config,
+        assignments=[
+            "model.dtype=float32",
+            "model.quantization=none",
+            "model.backend=transformers",
+            f"preference.max_steps={STEPS}",
+            "preference.optimizer=adamw_torch",
+            "preference.report_to=[]",
+            f"comparison.gradient_steps={STEPS}",
+        ],
+    )
+    try:
+        part = _smaller_inputs(config, inputs, scratch)
+        if isinstance(part, str):
+            logger.info("No comparison in float32: %s.", part)
+            return {}
+        told: dict[str, Any] = {}
+        oracle = _short(preference_job("oracle", smaller, part, scratch / "oracle" / "run"))
+        run_series({"oracle": oracle}, scratch / "oracle")
+        for kind in CANDIDATES:
+            if importlib.util.find_spec(f"traceforge_core.training.{kind}") is None:
+                continue
+            job = _short(preference_job(kind, smaller, part, scratch / kind / "run"))
+            (stopped,) = run_series({kind: job}, scratch / kind, share_gpu=True).values()
+            if stopped is not None:
+                told[kind] = {"outcome": "fail", "reasons": [stopped], "first": None}
+                continue
+            verdict = judge_exactly(measure(oracle.out_dir, job.out_dir), config.comparison)
+            told[kind] = asdict(verdict)
+            logger.info("%s in float32: %s (%s).", kind, verdict.outcome, verdict.reasons[0])
+        return told
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _short(job: Job) -> Job:
+    """The job on cut pairs; over gloo, since its workers may have to share a GPU."""
+    return replace(job, held_out=None, cut_to=min(CUT_TO, job.cut_to or CUT_TO), transport="gloo")
+
+
+def _smaller_inputs(config: RunConfig, inputs: Mapping[str, Path], scratch: Path) -> dict[str, Path] | str:
+    """Inputs of which a float32 run is affordable, or why there are none."""
+    from traceforge_core.modeling.loading import weights_of
+
+    weights, revision = weights_of(inputs["model"])
+    folder = Path(weights)
+    here = dict(inputs)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else WHOLE_BYTES + 1
+    if size > WHOLE_BYTES:
+        from transformers import AutoConfig
+
+        own = AutoConfig.from_pretrained(weights, revision=revision, trust_remote_code=config.model.trust_remote_code)
+        if getattr(own, "quantization_config", None) is not None:
+            return f"the weights of {weights} are quantised already"
+        here |= _first_layers(config, inputs, weights, revision, scratch)
+    return here
+
+
+def _first_layers(
+    config: RunConfig, inputs: Mapping[str, Path], weights: str, revision: str | None, scratch: Path
+) -> dict[str, Path]:
+    """The model stage's folder, and the adapter, with two layers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        weights,
+        revision=revision,
+        dtype=torch.bfloat16,
+        num_hidden_layers=LAYERS,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    folder = scratch / "model"
+    model.save_pretrained(folder / "weights")
+    shutil.copytree(inputs["model"] / "tokenizer", folder / "tokenizer")
+    facts = json.loads((inputs["model"] / "model.json").read_text(encoding="utf-8")) | {"weights": "weights"}
+    (folder / "model.json").write_text(json.dumps(facts), encoding="utf-8")
+    return {"model": folder} | ({"sft": _first_layers_of_adapter(inputs["sft"], scratch)} if "sft" in inputs else {})
+
+
+def _first_layers_of_adapter(sft: Path, scratch: Path) -> Path:
+    import re
+
+    from safetensors.torch import save_file
+
+    from traceforge_core.modeling.adapters import WEIGHTS, read_adapter
+
+    folder = scratch / "sft" / "adapter"
+    folder.mkdir(parents=True)
+    shutil.copy(sft / "adapter" / "adapter_config.json", folder)
+    kept = {}
+    for name, tensor in read_adapter(sft / "adapter").items():
+        layer = re.search(r"\.layers\.(\d+)\.", name)
+        if layer is None or int(layer[1]) < LAYERS:
+            kept[name] = tensor
+    save_file(kept, folder / WEIGHTS)
+    return folder.parent

@@ -1,0 +1,124 @@
+"""The stage that runs the oracle against itself, and leaves behind what its differences are made of: noise.json.
+
+    figures = measure_noise_floor(config, {"model": ..., "datasets": ..., "sft": ..., "oracle": ...}, out_dir)
+    floor = read_floor(out_dir)
+
+Only in bfloat16 is there anything to measure; in float32 fixed tolerances are far above rounding and far below
+mistakes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from traceforge_core.comparison.exact import compare_exactly
+from traceforge_core.comparison.noise import Deviations, deviations
+from traceforge_core.comparison.series import run_series
+from traceforge_core.config import RunConfig
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import write_json
+from traceforge_core.training.stages import oracle_job
+
+logger = logging.getLogger(__name__)
+FEWEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """runs: how the oracle differs from itself, a way each. again: how it does where nothing was changed."""
+
+    runs: list[Deviations]
+    again: Deviations | None = None
+
+
+def measure_noise_floor(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
+    """Train the oracle again for a few steps, once as it was and `comparison.noise_runs` times in other ways, and
+    compare all strategies in float32 where that is affordable. Leaves noise.json and exact.json."""
+    if config.model.dtype == "float32":
+        write_json(out_dir / "noise.json", {"runs": [], "again": None})
+        return {"runs": 0, "note": "in float32 fixed tolerances decide"}
+    floor = run_floor(config, inputs, out_dir) if config.comparison.noise_runs else Floor([])
+    write_json(
+        out_dir / "noise.json",
+        {"runs": [run.as_dict() for run in floor.runs], "again": floor.again.as_dict() if floor.again else None},
+    )
+    exact = compare_exactly(config, inputs, out_dir)
+    write_json(out_dir / "exact.json", exact)
+    figures: dict[str, Any] = {"runs": len(floor.runs), "exact": {name: one["outcome"] for name, one in exact.items()}}
+    if floor.runs:
+        figures |= {
+            "steps": floor.runs[0].steps,
+            "loss_noise": _rms([run.loss for run in floor.runs]),
+            "score_noise": _rms([run.score_chosen for run in floor.runs]),
+            "gradient_norm_noise": _rms([run.norm for run in floor.runs]),
+            "gradient_direction_noise": _rms([run.direction for run in floor.runs]),
+            "run_to_run_loss": _rms([floor.again.loss]) if floor.again else None,
+        }
+    return figures
+
+
+def run_floor(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Floor:
+    """The runs themselves, measured against the oracle in `inputs`. Their own outputs are removed once measured."""
+    from traceforge_core.comparison.variants import AGAIN, usable
+    from traceforge_core.training.pairs import PairDataset
+
+    oracle = inputs["oracle"]
+    base = oracle_job(config, inputs, out_dir)
+    names = usable(config.comparison.noise_runs, PairDataset(base.data, base.cut_to).longest(), base.device)
+    ways = {AGAIN: AGAIN} | {name: name for name in names}
+    jobs = {
+        name: replace(base, out_dir=out_dir / "runs" / f"{number:02d}", held_out=None)
+        for number, name in enumerate(ways)
+    }
+    last_step = config.comparison.noise_steps
+    stopped = run_series(jobs, out_dir / "runs", variants=ways, last_step=last_step)
+    for name, message in stopped.items():
+        if message is not None:
+            raise TraceForgeError(f"The oracle computed in another way ({name}) would not go on: {message}")
+    measured = {name: deviations(oracle, job.out_dir, last_step, name) for name, job in jobs.items()}
+    shutil.move(out_dir / "runs" / "logs", out_dir / "logs")
+    shutil.rmtree(out_dir / "runs")
+    again = measured.pop(AGAIN)
+    runs = [run for run in measured.values() if _differs(run)]
+    for name in [run.name for run in measured.values() if not _differs(run)]:
+        logger.info("The oracle computed in another way (%s) gave the same bits: no noise to be learnt from it.", name)
+    if len(runs) < FEWEST:
+        logger.warning(
+            "Only %d ways of computing the oracle differ from it at all: too few to learn its noise.", len(runs)
+        )
+        runs = []
+    return Floor(runs, again)
+
+
+def read_floor(folder: Path) -> Floor:
+    """What the stage left. Raises TraceForgeError where it is not there."""
+    try:
+        told = json.loads((folder / "noise.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TraceForgeError(f"{folder} has no noise.json ({error}). Run the stage noise_floor again.") from None
+    again = told["again"]
+    return Floor([Deviations(**run) for run in told["runs"]], Deviations(**again) if again else None)
+
+
+def read_exact(folder: Path) -> dict[str, Any]:
+    """What the comparison in float32 said of each strategy; {} where there was none."""
+    try:
+        return json.loads((folder / "exact.json").read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+
+
+def _differs(run: Deviations) -> bool:
+    return any(run.loss) or any(run.norm)
+
+
+def _rms(columns: list[list[float]]) -> float:
+    return math.sqrt(fmean(value * value for column in columns for value in column))
