@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 from traceforge_core.config import ModelConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import hash_adapter, read_adapter, relative_difference, save_adapter
-from traceforge_core.modeling.loading import fill_adapter, load_model, prefer_cublaslt, weights_of
+from traceforge_core.modeling.loading import _rope, fill_adapter, load_model, prefer_cublaslt, weights_of
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,20 @@ def test_relative_difference_is_that_of_the_l2_norm_and_names_the_worst_tensor()
     zero = {"a": torch.zeros(2), "b": torch.zeros(1)}
     assert relative_difference(zero, zero)[0] == 0.0
     assert relative_difference(base, zero)[0] == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({"rope_type": "default", "rope_theta": 10000.0, "attention_scaling": 1.0}, True),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}, False),
+        ({"rope_type": "default", "rope_theta": 500000.0}, False),
+    ],
+)
+def test_a_scaled_rotary_embedding_is_noticed(changed: dict[str, Any], same: bool) -> None:
+    own = Qwen3Config(rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    other = Qwen3Config(rope_parameters=changed)
+    assert (_rope(other) == _rope(own)) == same
 
 
 def test_weights_lie_in_the_stage_or_where_it_says(model_dir: Path, tmp_path: Path) -> None:

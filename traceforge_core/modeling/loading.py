@@ -171,6 +171,8 @@ def _load_unsloth(
     for module in model.modules():
         if hasattr(module, "max_seq_length"):
             module.max_seq_length = max(max_length, native)
+    # What Unsloth's own trainers do at the start of train(); ours are TRL's (see training/trl_original.py).
+    FastLanguageModel.for_training(model, use_gradient_checkpointing="unsloth" if gradient_checkpointing else False)
     draw_adapter(model, seed)
     if adapter is not None:
         fill_adapter(model, adapter)
@@ -217,10 +219,12 @@ def fill_adapter(model: Any, adapter: Path) -> None:
         raise TraceForgeError(f"The adapter in {adapter} does not fit this model (first mismatch: {odd}).")
 
 
-def _rope(config: Any) -> dict[str, Any]:
+def _rope(config: Any) -> tuple[str, float, float | None]:
+    """(kind of scaling, its factor, base) of a model's rotary embedding."""
     text = config.get_text_config()
     found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    return {name: value for name, value in dict(found).items() if value is not None}
+    kind = found.get("rope_type", found.get("type", "default"))
+    return kind, float(found.get("factor") or 1.0), found.get("rope_theta", getattr(text, "rope_theta", None))
 
 
 def _is_quantized(model: Any) -> bool:
