@@ -30,7 +30,7 @@ def begin(
 
     `run`: "new", "latest" or an id. The fields given in `config` are laid over the run's own configuration, for a new
     run over the default preset. A flow run that is started again (a retry) goes on with the run it made before.
-    Raises TraceForgeError where there is no such run or it cannot be made.
+    Raises TraceForgeError where there is no such run, it cannot be made, or another process is at work on it.
     """
     earlier = _run_of(runs_dir, flow_run_id) if run == "new" and flow_run_id else None
     if run == "new" and earlier is None:
@@ -40,7 +40,8 @@ def begin(
         base = saved_config(here)
     effective = lay_over(base, config)
     here = here or Run.create(runs_dir)
-    here.save_config(effective.model_dump(mode="json"))
+    with here.lock():  # another process at work on it must keep the configuration it started with
+        here.save_config(effective.model_dump(mode="json"))
     return here, effective
 
 

@@ -39,6 +39,13 @@ def test_a_flow_run_that_is_retried_goes_on_with_the_run_it_made(tmp_path: Path)
     assert len(list_runs(tmp_path)) == 2
 
 
+def test_a_run_at_work_keeps_its_configuration(tmp_path: Path) -> None:
+    run, config = begin(tmp_path, "new")
+    with run.lock(), pytest.raises(TraceForgeError, match="being worked on"):
+        begin(tmp_path, run.run_id, RunConfig(sft={"max_steps": 1}))
+    assert saved_config(run) == config
+
+
 def test_an_unknown_run_is_named_and_nothing_is_made(tmp_path: Path) -> None:
     begin(tmp_path, "new")
     with pytest.raises(TraceForgeError, match="There is no run 'yesterday'"):
