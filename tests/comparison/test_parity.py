@@ -1,0 +1,141 @@
+"""Differences between two trained stages, in float32: what is measured, and what is over its limit."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from traceforge_core.comparison.compare import compare
+from traceforge_core.comparison.parity import measure
+from traceforge_core.comparison.verdict import judge_exactly
+from traceforge_core.config import ComparisonConfig, RunConfig
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.training.records import StepRecord, append_record
+
+WEIGHTS = {"a.lora_A.weight": torch.arange(6.0).reshape(2, 3) + 1, "a.lora_B.weight": torch.ones(3, 2)}
+TRAINING = {
+    "start": {"adapter": "1", "data order": "2", "tokenizer": "3", "base weights": "4"},
+    "dtype": "float32",
+    "quantization": "none",
+    "device": "cpu",
+    "device_name": "cpu",
+    "backend": "transformers",
+    "workers": 1,
+    "transport": None,
+}
+
+
+def stage(folder: Path, *, loss: float = 1.0, score: float = -1.5, scale: float = 1.0, steps: int = 5, **training: Any):
+    """A finished stage whose losses, scores, gradients and adapter are those numbers."""
+    (folder / "gradients").mkdir(parents=True)
+    (folder / "adapter").mkdir()
+    for number in range(1, steps + 1):
+        record = StepRecord(
+            number,
+            loss,
+            score_chosen=score,
+            score_rejected=score - 0.5,
+            margin=1.0,
+            accuracy=1.0,
+            grad_norm=2.0,
+            learning_rate=1e-3,
+            seconds=0.1,
+            tokens=10,
+            peak_memory_mib=1.0,
+        )
+        append_record(folder / "metrics.jsonl", record)
+        save_file({"a.lora_A.weight": torch.ones(2, 3) * scale}, folder / f"gradients/step-{number:05d}.safetensors")
+    save_file({name: value * scale for name, value in WEIGHTS.items()}, folder / "adapter/adapter_model.safetensors")
+    (folder / "training.json").write_text(json.dumps(TRAINING | training))
+    return folder
+
+
+@pytest.fixture
+def oracle(tmp_path: Path) -> Path:
+    return stage(tmp_path / "oracle")
+
+
+def verdict(oracle: Path, candidate: Path) -> tuple[str, str]:
+    found = judge_exactly(measure(oracle, candidate), ComparisonConfig())
+    return found.outcome, "; ".join(found.reasons)
+
+
+def test_equal_stages_pass_with_zero_differences(oracle: Path, tmp_path: Path) -> None:
+    parity = measure(oracle, stage(tmp_path / "other"))
+    assert (parity.max_loss, parity.max_score, parity.max_gradient, parity.adapter) == (0.0, 0.0, 0.0, 0.0)
+    assert parity.gradient_steps == 5
+    assert verdict(oracle, tmp_path / "other")[0] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"loss": 1.0 + 1e-5}, "loss, first at step 1: the loss differs by 1e-05"),
+        ({"scale": 1.0 + 3e-5}, "gradients of 5 steps, largest relative L2 difference of a parameter: 3"),
+        ({"loss": math.nan}, "NaN or inf"),
+        ({"start": TRAINING["start"] | {"adapter": "9"}}, "adapter differ between the two before the first step"),
+        (
+            {"start": TRAINING["start"] | {"base weights": "9"}},
+            "base weights differ between the two before the first step",
+        ),
+    ],
+)
+def test_what_is_over_its_limit_fails_and_is_named(
+    change: dict[str, Any], named: str, oracle: Path, tmp_path: Path
+) -> None:
+    outcome, reasons = verdict(oracle, stage(tmp_path / "other", **change))
+    assert outcome == "fail"
+    assert named in reasons
+
+
+def test_another_backend_may_pack_its_base_weights_in_its_own_way(oracle: Path, tmp_path: Path) -> None:
+    other = stage(tmp_path / "other", backend="unsloth", start=TRAINING["start"] | {"base weights": "9"})
+    assert verdict(oracle, other)[0] == "pass"
+
+
+def test_other_numbers_of_steps_cannot_be_compared(oracle: Path, tmp_path: Path) -> None:
+    with pytest.raises(TraceForgeError, match=r"took 4 steps and oracle 5"):
+        measure(oracle, stage(tmp_path / "other", steps=4))
+
+
+def test_adapters_of_other_shapes_cannot_be_compared(oracle: Path, tmp_path: Path) -> None:
+    other = stage(tmp_path / "other")
+    save_file({"a.lora_A.weight": torch.ones(2, 3)}, other / "adapter" / "adapter_model.safetensors")
+    with pytest.raises(TraceForgeError, match=r"a.lora_B.weight is in only one of them"):
+        measure(oracle, other)
+
+
+def test_the_stage_writes_a_report_for_people_one_for_programs_and_a_plot(oracle: Path, tmp_path: Path) -> None:
+    folders = {
+        "oracle": oracle,
+        "branch_parallel": stage(tmp_path / "bp", workers=2, transport="gloo"),
+        "shared_prefix": stage(tmp_path / "sp", loss=1.5),
+    }
+    out = tmp_path / "compare"
+    out.mkdir()
+    figures = compare(RunConfig(), folders, out)
+    assert figures["verdict"] == "fail"
+    assert figures["branch_parallel"]["verdict"] == "pass"
+    assert figures["shared_prefix"]["max_loss_difference"] == 0.5
+    report = (out / "report.md").read_text()
+    assert "Verdict: **fail**" in report and "branch_parallel: **pass**" in report
+    assert json.loads((out / "report.json").read_text())["verdict"] == "fail"
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_strategy_there_is_nothing_to_compare(oracle: Path, tmp_path: Path) -> None:
+    with pytest.raises(TraceForgeError, match=r"neither branch_parallel nor shared_prefix"):
+        compare(RunConfig(), {"oracle": oracle}, tmp_path)
+
+
+def test_a_nan_among_differences_is_not_hidden_by_a_larger_number(oracle: Path, tmp_path: Path) -> None:
+    parity = measure(oracle, stage(tmp_path / "other"))
+    steps = [replace(parity.steps[0], loss=math.nan), replace(parity.steps[1], loss=5.0)]
+    assert math.isnan(replace(parity, steps=steps).max_loss)
