@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -76,3 +77,15 @@ def test_gloo_over_an_interface_that_is_not_there_is_a_finding() -> None:
     trial = run_trial("gloo", 120, {"GLOO_SOCKET_IFNAME": "nosuch0"})
     assert not trial.ok
     assert "nosuch0" in trial.what
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_trial_at_once_instead_of_leaving_its_peer_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    started = time.monotonic()
+    trial = run_trial("NCCL", 60)
+    assert not trial.ok
+    assert time.monotonic() - started < 30
+    assert re.search(r"rank [01] failed: \w+", trial.what)

@@ -213,16 +213,16 @@ def unsloth() -> Answer:
     from traceforge_core.modeling.tiny import build_tiny
 
     with tempfile.TemporaryDirectory(prefix="traceforge-doctor-") as folder:
+        os.environ["UNSLOTH_COMPILE_LOCATION"] = f"{folder}/compiled"  # else it writes into the working directory
         build_tiny(Path(folder))
         model, _ = installed.FastLanguageModel.from_pretrained(
             folder, max_seq_length=512, dtype=torch.bfloat16, load_in_4bit=False, local_files_only=True
         )
-    model = installed.FastLanguageModel.get_peft_model(
-        model, r=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj"]
-    )
-    ids = torch.arange(64, device="cuda")[None]
-    loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()
+        targets = ["q_proj", "v_proj"]
+        model = installed.FastLanguageModel.get_peft_model(model, r=8, lora_dropout=0.0, target_modules=targets)
+        ids = torch.arange(64, device="cuda")[None]
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
     if not math.isfinite(loss.item()):
         raise RuntimeError(f"the loss of the tiny model came out as {loss.item()}")
     return f"unsloth {installed.__version__}: a training step of the tiny model works", {"loss": loss.item()}
@@ -239,18 +239,27 @@ def nccl() -> Answer:
 
 
 def _two_ranks(backend: str, gpus: list[str]) -> Answer:
-    with tempfile.TemporaryDirectory(prefix="traceforge-doctor-") as folder:
-        ranks = []
+    with tempfile.TemporaryDirectory(prefix="traceforge-doctor-") as folder, contextlib.ExitStack() as files:
+        ranks, outputs = [], []
         for rank, gpu in enumerate(gpus):
             env = os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
             command = [sys.executable, "-P", "-m", "traceforge_core.doctor.trials", f"rank-{rank}-{backend}", folder]
-            ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        said = [process.communicate() for process in ranks]
-    for process, (out, err) in zip(ranks, said, strict=True):
-        if process.returncode != 0:
-            raise RuntimeError((err.strip().splitlines() or ["a rank ended without a word"])[-1])
-        seconds = float(out.strip().splitlines()[-1])
+            outputs.append(files.enter_context(Path(folder, f"rank{rank}").open("w+")))
+            ranks.append(subprocess.Popen(command, env=env, stdout=outputs[-1], stderr=subprocess.STDOUT))
+        while any(process.poll() is None for process in ranks) and not any(process.poll() for process in ranks):
+            time.sleep(0.02)
+        failed = [rank for rank, process in enumerate(ranks) if process.poll()]
+        for process in ranks:
+            process.kill()  # one that lost its peer would wait for it
+            process.wait()
+        for output in outputs:
+            output.seek(0)
+        said = [output.read().strip().splitlines() for output in outputs]
+    if failed:
+        last = (said[failed[0]] or ["it ended without a word"])[-1]
+        raise RuntimeError(f"rank {failed[0]} failed: {last}")
+    seconds = float(said[0][-1])
     return f"two processes add up 64 MiB over {backend} in {seconds * 1000:.0f} ms", {"seconds": seconds}
 
 
