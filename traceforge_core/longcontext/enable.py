@@ -46,12 +46,13 @@ def enable_long_context(model: nn.Module, mode: str, settings: LongContextConfig
     """Let the model work in tiles; returns whether it will (for sequences long enough).
 
     model: a transformers causal LM or a PeftModel around one. mode: "auto" (on CUDA, from settings.from_tokens), "on"
-    (always), "off". Raises TraceForgeError where mode is "on" and the model is of another family, or has a base layer
-    or adapter that tiled layers do not know; with "auto" such a model is left as it is, and the log says why.
+    (always), "off" (as it was before). Raises TraceForgeError where mode is "on" and the model is of another family, or
+    has a base layer or adapter that tiled layers do not know; with "auto" such a model is left as it is, and the log
+    says why.
     """
-    decoder = decoder_of(model)
-    device = next(model.parameters()).device
-    if mode == "off" or (mode == "auto" and device.type != "cuda"):
+    if "long_context" in getattr(decoder_of(model), "__dict__", {}):
+        del decoder_of(model).forward, decoder_of(model).long_context
+    if mode == "off" or (mode == "auto" and next(model.parameters()).device.type != "cuda"):
         return False
     try:
         check_model(model)
@@ -60,9 +61,9 @@ def enable_long_context(model: nn.Module, mode: str, settings: LongContextConfig
             raise
         log.info("long context stays off: %s", error)
         return False
+    decoder = decoder_of(model)
     state = LongContext(settings, settings.from_tokens if mode == "auto" else 0)
-    if getattr(decoder, "long_context", None) is None:
-        decoder.forward = functools.partial(_forward, decoder, decoder.forward)
+    decoder.forward = functools.partial(_forward, decoder, decoder.forward)
     decoder.long_context = state
     if mode == "on":
         log.info("long context: on, every sequence is computed in tiles")
@@ -106,7 +107,8 @@ def causal_lm_of(model: Any) -> Any:
 
 def decoder_of(model: Any) -> Any:
     """The base model (embeddings, layers, final norm) of a causal LM or of a PeftModel around one."""
-    return causal_lm_of(model).model
+    lm = causal_lm_of(model)
+    return getattr(lm, "model", lm)
 
 
 def long_context_of(model: nn.Module) -> LongContext | None:
@@ -131,6 +133,26 @@ def token_log_probs(
     )
     head = causal_lm_of(model).lm_head
     return selected_log_probs(head, hidden, labels[rows, columns + 1], settings.logprob_chunk), rows
+
+
+def kept_log_probs(
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `token_log_probs`, by position: log-probs (rows, kept), which count (rows, kept), positions (kept,).
+
+    Kept are the positions whose next token counts in any row; log-probs that do not count are 0.
+    """
+    counted = labels[:, 1:] != IGNORED
+    positions = counted.any(0).nonzero().flatten()
+    counted = counted[:, positions]
+    log_probs, _ = token_log_probs(model, input_ids, attention_mask, labels)
+    return log_probs.new_zeros(counted.shape).masked_scatter(counted, log_probs), counted, positions
+
+
+def computes_in_tiles(model: nn.Module, length: int) -> bool:
+    """Whether a sequence of this length would be computed in tiles: `enable_long_context` was called, and covers it."""
+    state = long_context_of(model)
+    return state is not None and state.covers(length)
 
 
 def settings_of(model: nn.Module) -> LongContextConfig:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import selective_log_softmax
 
+from traceforge_core.longcontext.enable import computes_in_tiles, kept_log_probs
 from traceforge_core.training.pairs import IGNORED
 from traceforge_core.training.preference import PairTrainer
 
@@ -28,6 +29,8 @@ class BranchParallelTrainer(PairTrainer):
     To compute both branches on one worker (a shared prefix), inherit from PairTrainer and override
     `concatenated_forward` instead; with replicas each worker then computes whole pairs.
     """
+
+    tiles = "as configured"
 
     def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> Any:
         branch = self.mesh.branch
@@ -90,6 +93,8 @@ def completion_log_probs(
     (rows, kept) bool, which of them count in that row, and (kept,) those positions. `keeps_tail`: ask the model for its
     last positions instead.
     """
+    if computes_in_tiles(model, input_ids.shape[1]):
+        return kept_log_probs(model, input_ids, attention_mask, labels)
     targets = labels[:, 1:]
     positions = (targets != IGNORED).any(0).nonzero().flatten()
     length = input_ids.shape[1]

@@ -19,6 +19,7 @@ import torch
 from transformers import PrinterCallback
 
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.longcontext.enable import enable_long_context
 from traceforge_core.modeling.adapters import hash_adapter, save_adapter
 from traceforge_core.modeling.loading import load_model
 from traceforge_core.runs import installed_versions, write_json
@@ -56,6 +57,8 @@ class PairTrainer(Recorded, CPOTrainer):
     mesh: Mesh = Mesh()
     # Unsloth ignores a tensor of positions as logits_to_keep (full logits come back) but takes a number of last ones.
     keeps_tail = False
+    # Tiled decoder layers: "off", "on", or "as configured". The oracle stays TRL's own.
+    tiles = "off"
     workers_may_be_apart = 1e-5
 
     def computes(self, micro_batch: int) -> bool:
@@ -229,6 +232,8 @@ def train(
             "This model adds a router loss over all tokens of both branches (output_router_logits), which does not "
             "fall into a part a branch. Set output_router_logits to false in its config.json."
         )
+    mode = job.section.long_context if trainer.tiles == "as configured" else trainer.tiles
+    enable_long_context(model, mode, job.config.long_context)
     trainer.mesh = mesh
     trainer.keeps_tail = job.backend == "unsloth"
     trainer.record_into(

@@ -15,6 +15,7 @@ from transformers import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.longcontext.enable import enable_long_context
 from traceforge_core.modeling.adapters import save_adapter
 from traceforge_core.modeling.loading import load_model
 from traceforge_core.training.agreement import checksum, tokenizer_hash
@@ -70,6 +71,7 @@ def train(job: Job, mesh: Mesh, trainer_class: type[SftTrainer], beat: Callable[
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
+    enable_long_context(model, job.section.long_context, job.config.long_context)
     for parameter in trainer.trained_parameters():
         parameter.data = parameter.data.float()  # SFTTrainer makes a quantised model's adapter bfloat16
     trainer.record_into(job.out_dir, writes=True, saved_gradient_steps=0, beat=beat)

@@ -1,0 +1,317 @@
+"""Says before anything is loaded what a length costs: GPU memory by part, host memory, time, and the longest that fits.
+
+    work = Work("shared_prefix", prompt=77_824, completion=4_096)
+    estimate = estimate_work(dims, work, Setup(gpu_gib=24))
+    longest_prompt(dims, Setup(gpu_gib=24), "shared_prefix", completion=4_096)
+
+Memory follows from the buffers that `tiled_layer.py` uses (`memory.py` has the formulas); the kernels' scratch and the
+device rates were measured on one H200 with cuDNN attention (benchmarks/long_context.py). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from traceforge_core.config import RunConfig
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.longcontext.memory import NF4_BYTES, Dimensions, sequence_bytes, tile_bytes
+
+GIB = 2**30
+SCRATCH = 8.0  # bytes a number of q: dq in float32, dk and dv for every query head in bf16
+Kind = Literal["sft", "branch_parallel", "shared_prefix"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device does a second, as measured: bf16 products, causal attention forward and backward (operations that
+    are not masked away), and bytes of device memory."""
+
+    name: str
+    product: float
+    attention_forward: float
+    attention_backward: float
+    memory: float
+
+    @classmethod
+    def of(cls, device_name: str) -> Rates | None:
+        """Measured rates of this device; None where it was never measured."""
+        return next((rates for rates in RATES if rates.name in device_name), None)
+
+
+RATES = (Rates("H200", product=720e12, attention_forward=590e12, attention_backward=535e12, memory=4.0e12),)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One forward and backward on one GPU: a sample (completion counted in the loss), a branch, or a whole pair."""
+
+    kind: Kind
+    prompt: int
+    completion: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.completion * (2 if self.kind == "shared_prefix" else 1)
+
+    @property
+    def kept(self) -> int:
+        """Positions whose logits are computed."""
+        return self.completion * (2 if self.kind == "shared_prefix" else 1)
+
+    @property
+    def seen_keys(self) -> float:
+        """Pairs of query and key that are computed."""
+        branch = (self.prompt + self.completion) ** 2 / 2
+        if self.kind != "shared_prefix":
+            return branch
+        return branch + self.completion * self.prompt + self.completion**2 / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The machine and the settings that matter. weight_bytes: a number of a base layer. targets: LoRA's, None: all."""
+
+    gpu_gib: float
+    host_gib: float | None = None
+    weight_bytes: float = NF4_BYTES
+    width: int = 2
+    rank: int = 16
+    targets: tuple[str, ...] | None = None
+    optimizer_bytes: float = 8
+    tile: int = 2048
+    groups: int = 4
+    recompute: Literal["attention", "none"] = "attention"
+    inputs_on_device: int = 0
+    chunk: int = 1024
+    rates: Rates | None = RATES[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """parts: peak GPU memory by part, in bytes. host: pinned memory, bytes. seconds: of one forward and backward."""
+
+    work: Work
+    parts: dict[str, float]
+    host: float
+    seconds: float | None
+
+    @property
+    def peak(self) -> float:
+        return sum(self.parts.values())
+
+    def fits(self, setup: Setup) -> bool:
+        # 4% for the CUDA context, the allocator's rounding and fragmentation
+        enough = setup.host_gib is None or self.host <= setup.host_gib * GIB
+        return self.peak <= 0.96 * setup.gpu_gib * GIB and enough
+
+
+def estimate_work(dims: Dimensions, work: Work, setup: Setup) -> Estimate:
+    """Peak memory by part, host memory and time of one forward and backward of a model of these dimensions."""
+    tokens, width = work.tokens, setup.width
+    adapter = dims.adapter(setup.rank, setup.targets)
+    blocks = 3 if work.kind == "shared_prefix" else 1
+    parts = {
+        "weights": setup.weight_bytes * dims.layers * dims.layer_weights + width * _outer_weights(dims),
+        "adapter": adapter * (4 + 4 + setup.optimizer_bytes),
+    }
+    layer = sequence_bytes(dims, tokens, setup.groups, setup.rank, width, blocks, SCRATCH)
+    layer["tiles"] = tile_bytes(dims, setup.tile, setup.rank, width)
+    # The head works while only the residual and the kept rows exist; below its need the layers' is the peak.
+    rows = min(setup.chunk, work.kept)
+    head = rows * dims.vocabulary * (2 * width + 8) + 4.0 * width * work.kept * dims.hidden
+    if head > sum(layer.values()):
+        layer = {"head": head}
+    else:
+        layer["kept rows"] = 2.0 * width * work.kept * dims.hidden
+    parts |= layer
+    one_input = float(width * tokens * dims.hidden)
+    parts["inputs on the GPU"] = setup.inputs_on_device * one_input
+    host = (dims.layers - setup.inputs_on_device) * one_input
+    if setup.recompute == "none":
+        host += dims.layers * tokens * (width * dims.q + 4.0 * dims.heads)
+    return Estimate(work, parts, host, _seconds(dims, work, setup))
+
+
+def _outer_weights(dims: Dimensions) -> int:
+    return dims.vocabulary * dims.hidden * (1 if dims.tied_head else 2)
+
+
+def _seconds(dims: Dimensions, work: Work, setup: Setup) -> float | None:
+    rates = setup.rates
+    if rates is None:
+        return None
+    # forward, recomputation without down_proj, input gradients
+    down = dims.mlp * dims.hidden
+    products = 2.0 * work.tokens * (3 * dims.layer_weights - down)
+    attention = 4.0 * work.seen_keys * dims.q
+    forwards = 1 if setup.recompute == "none" else 2
+    layer = products / rates.product
+    layer += forwards * attention / rates.attention_forward + 2.5 * attention / rates.attention_backward
+    # Row-wise kernels and adapters: passes over the hidden state, the attention's inputs and the MLP's activations.
+    moved = work.tokens * setup.width * (40 * dims.hidden + 12 * (dims.q + 2 * dims.kv) + 32 * dims.mlp)
+    layer += moved / rates.memory
+    head = 3 * 2.0 * work.kept * dims.vocabulary * dims.hidden / rates.product
+    head += 30.0 * work.kept * dims.vocabulary * 4 / rates.memory
+    return dims.layers * layer + head
+
+
+def longest_prompt(dims: Dimensions, setup: Setup, kind: Kind, completion: int) -> Estimate | None:
+    """The longest prompt, in steps of 512 tokens, whose work with this completion fits; None where none does.
+
+    Head groups and tile shrink as far as they can before a length is given up, as the layers themselves do.
+    """
+    lean = replace(setup, groups=dims.kv_heads, tile=min(setup.tile, 1024))
+    low, high = 0, 1 << 14  # in steps of 512 tokens
+    if not estimate_work(dims, Work(kind, 512, completion), lean).fits(lean):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if estimate_work(dims, Work(kind, 512 * middle, completion), lean).fits(lean):
+            low = middle
+        else:
+            high = middle
+    return estimate_work(dims, Work(kind, 512 * max(low, 1), completion), lean)
+
+
+def read_dimensions(model: str) -> Dimensions:
+    """Dimensions of a model: a folder with config.json, the file itself, or a hub id whose config can be had.
+
+    Raises TraceForgeError where it cannot be read.
+    """
+    path = Path(model).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        if path.is_file():
+            return Dimensions.of(json.loads(path.read_text(encoding="utf-8")))
+        from transformers import AutoConfig
+
+        return Dimensions.of(AutoConfig.from_pretrained(model))
+    except (OSError, ValueError, TypeError) as error:
+        raise TraceForgeError(
+            f"Cannot plan for {model}: its config.json cannot be read ({str(error).splitlines()[0]}). "
+            "Give a folder that holds one, or a hub id that can be reached."
+        ) from None
+
+
+def setup_of(config: RunConfig, gpu_gib: float, host_gib: float | None, device_name: str = "H200") -> Setup:
+    """The part of a run's configuration that matters here."""
+    model, section = config.model, config.long_context
+    width = 2 if model.dtype == "bfloat16" else 4
+    return Setup(
+        gpu_gib=gpu_gib,
+        host_gib=host_gib,
+        weight_bytes=NF4_BYTES if model.quantization == "nf4" else width,
+        width=width,
+        rank=model.lora.r,
+        targets=tuple(model.lora.targets),
+        optimizer_bytes=2 if config.preference.optimizer == "adamw_8bit" else 8,
+        tile=section.tile or 2048,
+        groups=section.head_groups or 4,
+        recompute=section.recompute,
+        inputs_on_device=section.inputs_on_device,
+        chunk=section.logprob_chunk,
+        rates=Rates.of(device_name),
+    )
+
+
+def choose_strategy(dims: Dimensions, setup: Setup, prompt: int, completion: int, gpus: int) -> tuple[Kind, str]:
+    """The faster strategy for pairs of this length on so many GPUs, and why, in one sentence.
+
+    Two GPUs do a pair in the time of a branch, or two pairs in the time of a shared-prefix pass. Raises TraceForgeError
+    where neither fits, naming what would.
+    """
+    branch = estimate_work(dims, Work("branch_parallel", prompt, completion), setup)
+    pair = estimate_work(dims, Work("shared_prefix", prompt, completion), setup)
+    if not pair.fits(setup) and not branch.fits(setup):
+        raise TraceForgeError(refusal(dims, setup, branch))
+    if gpus < 2:
+        return "shared_prefix", "one GPU does both branches"
+    if not pair.fits(setup):
+        return (
+            "branch_parallel",
+            f"a shared-prefix pass needs {pair.peak / GIB:.1f} GiB, a branch {branch.peak / GIB:.1f}",
+        )
+    cost_branch, cost_pair = _cost(dims, branch, setup), _cost(dims, pair, setup) / 2
+    share = f"a pair costs {cost_pair / cost_branch:.2f} of what it costs as two branches on two GPUs"
+    return ("shared_prefix", share) if cost_pair < cost_branch else ("branch_parallel", share)
+
+
+def _cost(dims: Dimensions, estimate: Estimate, setup: Setup) -> float:
+    """Seconds; on a device that was never measured, those of one that was, for only their ratio counts."""
+    return estimate.seconds or estimate_work(dims, estimate.work, replace(setup, rates=RATES[0])).seconds or 0.0
+
+
+def refusal(dims: Dimensions, setup: Setup, estimate: Estimate) -> str:
+    """Why an estimate does not fit, and which setting would make it fit."""
+    work = estimate.work
+    ways = []
+    if setup.weight_bytes > 1 and estimate_work(dims, work, replace(setup, weight_bytes=NF4_BYTES)).fits(setup):
+        ways.append("model.quantization=nf4")
+    if estimate_work(dims, work, replace(setup, groups=dims.kv_heads, tile=1024)).fits(setup):
+        ways.append(f"long_context.head_groups={dims.kv_heads} long_context.tile=1024")
+    longest = longest_prompt(dims, setup, work.kind, work.completion)
+    if longest is not None:
+        total = longest.work.prompt + work.completion
+        ways.append(f"datasets.preference.max_length={total} (the longest that fits)")
+    host = "" if setup.host_gib is None else f" and {setup.host_gib:.0f} GiB of host memory"
+    return (
+        f"{work.prompt:,} + {work.completion:,} tokens as {work.kind} need {estimate.peak / GIB:.1f} GiB of GPU memory "
+        f"and {estimate.host / GIB:.1f} GiB of host memory; there are {setup.gpu_gib:.0f} GiB{host}. "
+        + (f"Set {' or '.join(ways)}." if ways else "No setting makes this model fit.")
+    )
+
+
+def table(estimates: Sequence[Estimate], setup: Setup) -> str:
+    """Estimates side by side, as lines of text."""
+    names = list(dict.fromkeys(name for one in estimates for name, size in one.parts.items() if size))
+    rows = [["", *(f"{one.work.kind} {one.work.prompt:,}+{one.work.completion:,}" for one in estimates)]]
+    rows += [[f"{name} GiB", *(f"{one.parts.get(name, 0.0) / GIB:.2f}" for one in estimates)] for name in names]
+    rows.append(["peak GiB", *(f"{one.peak / GIB:.2f}" for one in estimates)])
+    rows.append(["host GiB", *(f"{one.host / GIB:.2f}" for one in estimates)])
+    rows.append(["seconds", *("not measured" if one.seconds is None else f"{one.seconds:.1f}" for one in estimates)])
+    rows.append([f"fits {setup.gpu_gib:.0f} GiB", *("yes" if one.fits(setup) else "no" for one in estimates)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(widths[0]) if not column else cell.rjust(widths[column]) for column, cell in enumerate(row)
+        )
+        for row in rows
+    )
+
+
+def plot(dims: Dimensions, setup: Setup, completion: int, path: Path, measured: Sequence[dict[str, Any]] = ()) -> None:
+    """Length against peak GPU memory by strategy, the caps of common cards, and measured points where given.
+
+    measured: {"kind", "prompt", "gib"} each. Writes a PNG.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.8))
+    lengths = [1024 * 2**step for step in range(3, 10)]
+    for kind, colour, name in (
+        ("branch_parallel", "tab:blue", "one branch"),
+        ("shared_prefix", "tab:orange", "pair, shared prefix"),
+    ):
+        peaks = [estimate_work(dims, Work(kind, length, completion), setup).peak / GIB for length in lengths]  # type: ignore[arg-type]
+        axes.plot([length / 1024 for length in lengths], peaks, color=colour, label=f"{name}, planned")
+        points = [(one["prompt"] / 1024, one["gib"]) for one in measured if one["kind"] == kind]
+        if points:
+            axes.scatter(*zip(*points, strict=True), color=colour, label=f"{name}, measured", zorder=3)
+    for cap in (16, 24, 48, 80):
+        axes.axhline(cap, color="grey", linewidth=0.7, linestyle="--")
+        axes.text(lengths[0] / 1024, cap, f" {cap} GiB card", va="bottom", fontsize=8, color="grey")
+    axes.set(xscale="log", yscale="log", xlabel="prompt, thousands of tokens (1,024)", ylabel="peak GPU memory, GiB")
+    axes.set_xticks([length / 1024 for length in lengths], [str(length // 1024) for length in lengths])
+    axes.set_yticks([8, 16, 24, 48, 80], ["8", "16", "24", "48", "80"])
+    axes.minorticks_off()
+    axes.legend(loc="lower right", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
