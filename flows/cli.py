@@ -190,6 +190,31 @@ def data(
     )
 
 
+@app.command()
+def init(
+    out: Annotated[Path, typer.Option("--out", help="The YAML file to write.")],
+    data: Annotated[
+        str, typer.Option("--data", help="Folder or file with your trajectories, or `samples`.")
+    ] = "samples",
+    model: Annotated[
+        str | None, typer.Option("--model", help="A folder, a hub id, or tiny; default: the preset's.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="Lie over this preset; default: what suits this machine.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a short, commented configuration for your data, model and machine, and check it."""
+    from dataclasses import asdict
+
+    from traceforge_core.initialise import initialise
+
+    written = initialise(out, data=data, model=model, preset=preset, force=force)
+    lines = [f"{written.path}: over the preset {written.preset} ({written.reason}).", *written.notes]
+    _answer(asdict(written), as_json, "\n".join([*lines, f"Next: {written.command}"]))
+
+
 @app.command(name="config")
 def show_config(
     preset: Preset = None, config: ConfigFile = None, assignments: Assignments = None, as_json: AsJson = False
@@ -312,6 +337,37 @@ def export(
         f"Logits: {figures['verdict']} (differ by {figures['difference']:.2g}, rounding {figures['rounding']:.2g}, "
         f"adapter {figures['adapter_effect']:.2g}, RMS).",
     )
+
+
+@app.command()
+def plan(
+    model: Annotated[str | None, typer.Argument(help="Folder, config.json or hub id; default: model.name.")] = None,
+    prompt: Annotated[int, typer.Option("--prompt", min=1, help="Tokens of the prompt.")] = 77_824,
+    completion: Annotated[int, typer.Option("--completion", min=1, help="Tokens of a completion.")] = 4_096,
+    gpu_gib: Annotated[float, typer.Option("--gpu-gib", help="Memory of one GPU.")] = 24,
+    host_gib: Annotated[float | None, typer.Option("--host-gib", help="Host memory that may be pinned.")] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many GPUs.")] = 2,
+    device: Annotated[str, typer.Option("--device", help="GPU whose measured rates give the time.")] = "H200",
+    plot: Annotated[Path | None, typer.Option("--plot", help="Write length against memory to this PNG.")] = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a length costs before anything is loaded: GPU memory by part, host memory, time, the longest that fits."""
+    from traceforge_core.config import DEFAULT_PRESET, load_config
+    from traceforge_core.longcontext import planner
+
+    effective = load_config(preset or DEFAULT_PRESET, config, assignments)
+    name = model or effective.model.name
+    figures, text = planner.plan(
+        effective, model=name, prompt=prompt, completion=completion, gpu_gib=gpu_gib, host_gib=host_gib, gpus=gpus,
+        device_name=device,
+    )  # fmt: skip
+    if plot is not None:
+        setup = planner.setup_of(effective, gpu_gib, host_gib, device)
+        planner.plot(planner.read_dimensions(name), setup, completion, plot)
+    _answer(figures, as_json, text)
 
 
 def main() -> NoReturn:

@@ -17,7 +17,8 @@ def test_every_preset_is_valid(preset: str) -> None:
 
 
 def test_the_presets_people_are_told_of_are_there() -> None:
-    assert {"tiny-cpu", "qwen3-8b-24gb"} <= set(preset_names())
+    told = {"tiny-cpu", "qwen3-8b-1x24gb", "qwen3-8b-24gb", "qwen3-8b-1x80gb", "qwen3-8b-2x80gb"}
+    assert told <= set(preset_names())
 
 
 def test_every_field_has_a_description() -> None:
@@ -39,6 +40,12 @@ def test_a_file_is_laid_over_the_preset_and_assignments_over_the_file(tmp_path: 
     config = load_config("tiny-cpu", file, ["sft.max_steps=7"])
     assert (config.sft.max_steps, config.sft.batch_size) == (7, 4)
     assert config.sft.checkpoint_steps == load_config("tiny-cpu").sft.checkpoint_steps
+
+
+def test_a_section_whose_lines_are_all_commented_out_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("sft:\n  # max_steps: 3\ndatasets:\n  split:\n    # held_out: 0.5\n  sft: {max_length: 512}\n")
+    assert load_config("qwen3-8b-24gb", file) == load_config("qwen3-8b-24gb", None, ["datasets.sft.max_length=512"])
 
 
 @pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("5.0e-4", 5e-4), ("2", 2.0)])

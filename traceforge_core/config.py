@@ -421,7 +421,21 @@ def _read_config_file(file: Path) -> dict[str, Any]:
         raise TraceForgeError(
             f"The config file {file} must hold sections (ingest:, model:, ...), not a {type(tree).__name__}."
         )
-    return tree
+    return _without_empty_sections(tree, RunConfig)
+
+
+def _without_empty_sections(tree: dict[str, Any], section: type[BaseModel]) -> dict[str, Any]:
+    """YAML reads a section whose lines are all commented out as null; it means that nothing differs there."""
+    kept = {}
+    for name, value in tree.items():
+        field = section.model_fields.get(name)
+        inner = field.annotation if field else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if value is None:
+                continue
+            value = _without_empty_sections(value, inner) if isinstance(value, dict) else value
+        kept[name] = value
+    return kept
 
 
 def _parse_assignment(assignment: str) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from traceforge_core.doctor import examine as examine_module
-from traceforge_core.doctor import installed
+from traceforge_core.doctor import installed, machine
 from traceforge_core.doctor.examine import PLANS, examine
 from traceforge_core.doctor.machine import Gpu
 from traceforge_core.doctor.report import render
@@ -70,4 +69,4 @@ def test_a_version_outside_the_known_range_is_a_warning_that_names_the_range(mon
 def test_only_gpus_left_visible_count(visible: str, left: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Gpu(index, "Card", 24576, 24576, (8, 9), "580.65", "13.0") for index in range(2)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.index for gpu in examine_module._usable(gpus)] == left
+    assert [gpu.index for gpu in machine.usable_gpus(gpus)] == left

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from importlib import resources
+
 import pytest
 
-from traceforge_core.config import load_config
+from traceforge_core.config import load_config, preset_names
 from traceforge_core.doctor.machine import Gpu, look_at_gpus
 from traceforge_core.doctor.presets import choose
+from traceforge_core.longcontext.memory import Dimensions
+from traceforge_core.longcontext.planner import GIB, Work, estimate_work, setup_of
 
 WITH_NF4 = {"bitsandbytes", "unsloth"}
 
@@ -29,11 +34,51 @@ def test_the_suggested_settings_make_a_valid_configuration() -> None:
     assert config.model.backend == "transformers"
 
 
-def test_one_24_gb_card_computes_both_branches_itself() -> None:
-    preset, settings, reason = choose(cards(1, 23.6), set(), WITH_NF4)
-    config = load_config(preset, assignments=settings)
-    assert "24gb" in preset
-    assert config.preference.strategy == "shared_prefix", reason
+@pytest.mark.parametrize(
+    ("gpus", "preset"),
+    [
+        (cards(1, 23.6), "qwen3-8b-1x24gb"),
+        (cards(1, 47.5), "qwen3-8b-1x24gb"),
+        (cards(3, 23.6), "qwen3-8b-24gb"),
+        (cards(1, 79.1, (9, 0)), "qwen3-8b-1x80gb"),
+        (cards(2, 79.1, (8, 0)), "qwen3-8b-2x80gb"),
+        (cards(8, 139.8, (9, 0)), "qwen3-8b-2x80gb"),
+        ([*cards(1, 79.1), *cards(1, 23.6)], "qwen3-8b-24gb"),
+        ([*cards(1, 23.6), *cards(1, 31.7, (7, 0))], "qwen3-8b-1x24gb"),
+    ],
+    ids=["one 24", "one 48", "three 24", "one 80", "two 80", "eight 141", "80 and 24", "24 and one without bf16"],
+)
+def test_the_preset_fits_memory_and_number_of_cards(gpus: list[Gpu], preset: str) -> None:
+    assert choose(gpus, set(), WITH_NF4)[:2] == (preset, [])
+
+
+QWEN3_8B = Dimensions(
+    layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, mlp=12_288, vocabulary=151_936, tied_head=False
+)
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name.endswith("gb")])
+def test_by_the_planner_every_preset_fits_its_cards_with_a_quarter_to_spare(name: str) -> None:
+    config = load_config(name)
+    gib = {24: 23.6, 80: 79.1}[int(name.removesuffix("gb").split("-")[-1].split("x")[-1])]
+    setup = setup_of(config, 0.75 * gib, host_gib=25)
+    completion, longest = 4096, config.datasets.preference.max_length
+    pair = Work(config.preference.strategy, longest - completion, completion)  # type: ignore[arg-type]
+    sample = Work("sft", config.datasets.sft.max_length - completion, completion)
+    for work in (pair, sample):
+        assert estimate_work(QWEN3_8B, work, setup).fits(setup), work
+
+
+def test_the_figures_in_the_presets_are_the_planners() -> None:
+    for name in preset_names():
+        text = (resources.files("traceforge_core") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+        said = re.search(r"planner expects ([\d.]+) GiB", " ".join(text.replace("#", " ").split()))
+        if said is None:
+            continue
+        config = load_config(name)
+        work = Work(config.preference.strategy, 77_824, 4096)  # type: ignore[arg-type]
+        planned = estimate_work(QWEN3_8B, work, setup_of(config, 80, None)).peak / GIB
+        assert planned == pytest.approx(float(said[1]), abs=0.5), name
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from typing import Any
 
 from traceforge_core.doctor import installed, machine, presets
 from traceforge_core.doctor.findings import Finding
-from traceforge_core.doctor.machine import Gpu
 from traceforge_core.doctor.trials import Trial, run_trial
 from traceforge_core.errors import page
 
@@ -91,7 +90,7 @@ PLANS = (
 def examine(folder: Path = Path("runs")) -> Checkup:
     """Look at everything. `folder`: where runs would lie (its disk is looked at; it need not exist)."""
     gpus, broken = machine.read_gpus()
-    usable = _usable(gpus)
+    usable = machine.usable_gpus(gpus)
     findings = [*([broken] if broken else []), *machine.look_at_gpus(gpus), *machine.look_at_host(gpus, folder)]
     findings += installed.look_at_packages(bool(gpus))
     here = {finding.subject for finding in findings if finding.figures.get("version")}
@@ -121,20 +120,6 @@ def examine(folder: Path = Path("runs")) -> Checkup:
         trained_on, {name for name, trial in trials.items() if not trial.ok}, here
     )
     return Checkup(findings, preset, settings, reason)
-
-
-def _usable(gpus: list[Gpu]) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES leaves; by number only, a GPU named by its UUID counts by its place."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return gpus
-    chosen = []
-    for place, name in enumerate(part.strip() for part in named.split(",")):
-        index = int(name) if name.isdigit() else place
-        if not name or name.startswith("-") or index >= len(gpus):
-            break
-        chosen.append(gpus[index])
-    return chosen
 
 
 def _missing(plan: _Plan, gpus: int, here: set[str]) -> str | None:

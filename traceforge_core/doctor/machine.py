@@ -82,6 +82,20 @@ def read_gpus() -> tuple[list[Gpu], Finding | None]:
         pynvml.nvmlShutdown()
 
 
+def usable_gpus(gpus: list[Gpu]) -> list[Gpu]:
+    """Those that CUDA_VISIBLE_DEVICES leaves; by number only, a GPU named by its UUID counts by its place."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return gpus
+    chosen = []
+    for place, name in enumerate(part.strip() for part in named.split(",")):
+        index = int(name) if name.isdigit() else place
+        if not name or name.startswith("-") or index >= len(gpus):
+            break
+        chosen.append(gpus[index])
+    return chosen
+
+
 def look_at_gpus(gpus: list[Gpu]) -> list[Finding]:
     """One finding a GPU, and one where the environment hides some."""
     findings = []

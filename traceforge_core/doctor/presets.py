@@ -1,8 +1,8 @@
 """Which of the shipped presets suits a machine.
 
-A preset is for the cards that its name tells (`qwen3-8b-24gb`), and for as many of them as its strategy has workers:
-two a replica for branch_parallel, one for shared_prefix. A fitting preset for the most memory, then for the most cards,
-is chosen; a preset that lacks only the second card is taken with shared_prefix.
+A preset is for cards of the memory that its name ends with (`qwen3-8b-1x80gb`), and for as many of them as its strategy
+has workers: two a replica for branch_parallel, one for shared_prefix. Of those that fit, the one for the most memory,
+then for the most cards, is chosen.
 """
 
 from __future__ import annotations
@@ -25,29 +25,27 @@ def choose(gpus: list[Gpu], failed: set[str], packages: set[str]) -> tuple[str, 
     fitting = []
     for name in preset_names():
         memory = _memory_in_name(name)
-        if memory is None or memory * SLACK > smallest:
-            continue
-        preference = load_config(name).preference
-        cards = preference.replicas * (2 if preference.strategy == "branch_parallel" else 1)
-        one_short = cards > len(modern) >= preference.replicas
-        if cards <= len(modern) or one_short:
-            fitting.append((memory, not one_short, cards, name))
+        if memory is not None and memory * SLACK <= smallest and (cards := cards_of(name)) <= len(modern):
+            fitting.append((memory, cards, name))
     if not fitting:
         return DEFAULT_PRESET, [], _why_not(gpus, modern, smallest)
-    memory, whole, cards, name = max(fitting)
-    settings = [] if whole else ["preference.strategy=shared_prefix"]
+    _, cards, name = max(fitting)
+    settings = []
     if "bf16 products" in failed:
         settings.append("model.cublaslt=on")
-    if whole and cards > 1 and "NCCL" in failed:
+    if cards > 1 and "NCCL" in failed:
         settings.append("preference.transport=gloo")
     if "unsloth" in failed:
         settings.append("model.backend=transformers")
     if load_config(name).model.quantization == "nf4" and ("NF4" in failed or "bitsandbytes" not in packages):
         return DEFAULT_PRESET, [], f"{name} would suit, but it needs NF4: install a bitsandbytes that works here first."
-    reason = f"{len(modern)} GPU{'s' if len(modern) > 1 else ''} of at least {smallest:.0f} GiB"
-    if not whole:
-        reason += f"; {name} is made for {cards}, so both branches of a pair go through one GPU"
-    return name, settings, reason
+    return name, settings, f"{len(modern)} GPU{'s' if len(modern) > 1 else ''} of at least {smallest:.0f} GiB"
+
+
+def cards_of(name: str) -> int:
+    """How many cards a preset's preference training uses."""
+    preference = load_config(name).preference
+    return preference.replicas * (2 if preference.strategy == "branch_parallel" else 1)
 
 
 def _memory_in_name(name: str) -> int | None:

@@ -43,6 +43,10 @@ class Source:
     offline: bool = False
 
 
+class HubUnreachable(TraceForgeError):
+    """Whether a model is on the hub cannot be known: the hub does not answer, and the local cache does not have it."""
+
+
 def prepare_model(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
     """Write model.json and tokenizer/ (and weights/ for `tiny`); the figures name architecture, sizes and template.
 
@@ -83,6 +87,14 @@ def _find(model: ModelConfig, out_dir: Path) -> Source:
 
         build_tiny(out_dir / "weights")
         return Source(str(out_dir / "weights"), "weights", _read_config(out_dir / "weights" / "config.json"))
+    return find_model(model)
+
+
+def find_model(model: ModelConfig) -> Source:
+    """The folder or hub repository that `model.name` names; any but `tiny`. Fetches its config.json at most.
+
+    Raises TraceForgeError where it cannot be used, HubUnreachable where that cannot be found out.
+    """
     path = Path(model.name).expanduser()
     if path.is_dir():
         return _find_in_folder(path.resolve())
@@ -177,7 +189,7 @@ def _find_on_hub(model: ModelConfig) -> Source:
     try:
         cached = Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
-        raise TraceForgeError(
+        raise HubUnreachable(
             f"There is no folder {name!r} here, and the hub cannot be reached to look for it ({reason}), nor is it in "
             "the local cache. Check the path, go online, or use model.name=tiny, which needs no download."
         ) from None
