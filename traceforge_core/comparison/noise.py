@@ -39,8 +39,8 @@ NOTHING = 1e-9
 class Deviations:
     """How one run differs from the oracle, a number a step. loss, score_*: differences. norm: log of the ratio of the
     gradients' lengths. direction: distance of the gradients as unit vectors (0 to 2), estimated from sketches. adapter:
-    distance of the adapters after the step, relative to how far the oracle's has moved. layer_direction, layer_norm:
-    the same for the saved gradients of each layer."""
+    distance of the adapters after the step, relative to how far the oracle's has moved. layer_direction: direction of
+    each layer's saved gradient. layer_norm: log of the ratio of its length, beside that of the whole gradient."""
 
     name: str
     loss: list[float]
@@ -248,7 +248,10 @@ def _by_layer(oracle: Path, run: Path, steps: int) -> dict[str, dict[str, list[f
         for layer, (product, own, other) in sums.items():
             size = math.sqrt(own * other)
             turned.setdefault(layer, []).append(math.sqrt(max(0.0, 2 - 2 * product / size)) if size else 0.0)
-            stretched.setdefault(layer, []).append(_log_ratio(math.sqrt(own), math.sqrt(other)))
+            # Beside what all layers have in common: a wrong factor is the whole gradient's, not a layer's.
+            common = math.sqrt(sum(row[1] for row in sums.values())), math.sqrt(sum(row[2] for row in sums.values()))
+            apart = _log_ratio(math.sqrt(own), math.sqrt(other)) - _log_ratio(*common)
+            stretched.setdefault(layer, []).append(apart)
     return {"layer_direction": turned, "layer_norm": stretched}
 
 

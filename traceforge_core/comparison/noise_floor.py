@@ -43,26 +43,28 @@ def measure_noise_floor(config: RunConfig, inputs: Mapping[str, Path], out_dir: 
     """Train the oracle again for a few steps, once as it was and `comparison.noise_runs` times in other ways, and
     compare all strategies in float32 where that is affordable. Leaves noise.json and exact.json."""
     if config.model.dtype == "float32":
-        write_json(out_dir / "noise.json", {"runs": [], "again": None})
+        write_floor(Floor([]), out_dir)
         return {"runs": 0, "note": "in float32 fixed tolerances decide"}
     floor = run_floor(config, inputs, out_dir) if config.comparison.noise_runs else Floor([])
-    write_json(
-        out_dir / "noise.json",
-        {"runs": [run.as_dict() for run in floor.runs], "again": floor.again.as_dict() if floor.again else None},
-    )
+    write_floor(floor, out_dir)
     exact = compare_exactly(config, inputs, out_dir)
     write_json(out_dir / "exact.json", exact)
     figures: dict[str, Any] = {"runs": len(floor.runs), "exact": {name: one["outcome"] for name, one in exact.items()}}
     if floor.runs:
-        figures |= {
-            "steps": floor.runs[0].steps,
-            "loss_noise": _rms([run.loss for run in floor.runs]),
-            "score_noise": _rms([run.score_chosen for run in floor.runs]),
-            "gradient_norm_noise": _rms([run.norm for run in floor.runs]),
-            "gradient_direction_noise": _rms([run.direction for run in floor.runs]),
-            "run_to_run_loss": _rms([floor.again.loss]) if floor.again else None,
-        }
+        figures |= {"steps": floor.runs[0].steps} | summary(floor)
     return figures
+
+
+def summary(floor: Floor) -> dict[str, float]:
+    """RMS over runs and steps of each difference; run_to_run_loss: where nothing was changed."""
+    figures = {
+        "loss_noise": _rms([run.loss for run in floor.runs]),
+        "score_noise": _rms([run.score_chosen for run in floor.runs]),
+        "gradient_norm_noise": _rms([run.norm for run in floor.runs]),
+        "gradient_direction_noise": _rms([run.direction for run in floor.runs]),
+        "adapter_noise": _rms([run.adapter for run in floor.runs]),
+    }
+    return figures | ({"run_to_run_loss": _rms([floor.again.loss])} if floor.again else {})
 
 
 def run_floor(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Floor:
@@ -96,6 +98,12 @@ def run_floor(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> F
         )
         runs = []
     return Floor(runs, again)
+
+
+def write_floor(floor: Floor, folder: Path) -> None:
+    """Leave it for `read_floor`."""
+    again = floor.again.as_dict() if floor.again else None
+    write_json(folder / "noise.json", {"runs": [run.as_dict() for run in floor.runs], "again": again})
 
 
 def read_floor(folder: Path) -> Floor:

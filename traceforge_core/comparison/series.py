@@ -80,7 +80,10 @@ def train_all(carrier: Job, mesh: Any, beat: Callable[[str], None]) -> None:
             trainer_class = vary(trainer_class, VARIANTS.get(entry["variant"], Variant()), entry["last_step"])
         try:
             train(job, mesh, trainer_class, beat, loaded.load)
-        except TraceForgeError as error:  # found by every worker alike, from figures that all have
+        except Exception as error:
+            # What is found from figures that all workers have, all of them raise; else the others would wait for ever.
+            if mesh.size > 1 and not isinstance(error, TraceForgeError):
+                raise
             logger.info("%s was stopped: %s", entry["name"], error)
             if mesh.rank == 0:
                 write_json(job.out_dir / "stopped.json", {"message": str(error)})

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from traceforge_core.comparison.faults import exchanged, objective, scored, update
+from traceforge_core.comparison.faults import exchanged, objective, prefix, scored, update
 
 TWO_BRANCHES = ("branch_parallel",)
+ONE_SEQUENCE = ("shared_prefix",)
 ANY = ("branch_parallel", "shared_prefix")
 
 DATA, TOKENS, SCORE, LOSS = "data order", "scored tokens", "score", "loss"
@@ -45,11 +46,15 @@ FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
         Fault("data_order", objective.data_order, (DATA,)),
-        Fault("prompt_in_score", scored.prompt_in_score, (TOKENS,)),
+        Fault("prompt_in_score", scored.prompt_in_score, (TOKENS,), TWO_BRANCHES),
         Fault("observations_in_score", scored.observations_in_score, (TOKENS,), needs="observations"),
         Fault("eos_dropped", scored.eos_dropped, (TOKENS,)),
         Fault("logits_one_short", scored.logits_one_short, (TOKENS,)),
-        Fault("label_shift", scored.label_shift, (SCORE, TOKENS)),
+        Fault("label_shift", scored.label_shift, (SCORE, TOKENS), TWO_BRANCHES),
+        Fault("label_shift_in_prefix", prefix.label_shift_in_prefix, (SCORE,), ONE_SEQUENCE),
+        Fault("rejected_sees_chosen", prefix.rejected_sees_chosen, (SCORE,), ONE_SEQUENCE),
+        Fault("positions_not_restarted", prefix.positions_not_restarted, (SCORE,), ONE_SEQUENCE),
+        Fault("rejected_predicted_by_chosen", prefix.rejected_predicted_by_chosen, (SCORE,), ONE_SEQUENCE),
         Fault("sum_of_log_probs", scored.sum_of_log_probs, (SCORE,)),
         Fault("branches_swapped", scored.branches_swapped, (SCORE,)),
         Fault("stale_score", exchanged.stale_score, (SCORE,), TWO_BRANCHES),

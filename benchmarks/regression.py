@@ -1,0 +1,214 @@
+"""Does the comparison find what is wrong, and only that? Every fault planted, clean runs, and the smallest error seen.
+
+    python benchmarks/regression.py                                    # tiny preset on the samples, float32, CPU
+    python benchmarks/regression.py --dtype bfloat16 --power           # against the oracle's own noise
+    python benchmarks/regression.py --model ~/models/SmolLM2-135M      # any model folder, on the samples
+    python benchmarks/regression.py --model qwen3-8b --length 2048     # one GPU: random weights built on the spot, NF4
+
+Prints Markdown: for each strategy the faults and what the report pointed at, then the noise floor (bfloat16), then with
+--power how large an error must be to be seen. Both workers of Branch-Parallel share one GPU where there is only one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from traceforge_core.comparison.faults.registry import FAULTS, GRADED  # noqa: E402
+from traceforge_core.comparison.noise_floor import Floor, summary  # noqa: E402
+from traceforge_core.comparison.rehearsal import CLEAN, Detection, clean_runs, rehearse  # noqa: E402
+from traceforge_core.config import RunConfig, load_config  # noqa: E402
+from traceforge_core.errors import TraceForgeError  # noqa: E402
+from traceforge_core.runs import Run  # noqa: E402
+from traceforge_core.stages import perform  # noqa: E402
+from traceforge_core.training.launch import visible_gpus  # noqa: E402
+
+BUILT = ("qwen3-8b", "small", "tiny")
+AMOUNTS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0001, 0.00001)
+
+
+def main() -> None:
+    options = parse_arguments()
+    if options.build:
+        from benchmarks.branch_parallel import build_model
+
+        build_model(options.model, options.work / options.model, options.device)
+        return
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("traceforge_core.comparison").setLevel(logging.INFO)
+    clock = time.monotonic()
+    config = configuration(options)
+    inputs = random_inputs(options) if options.model in BUILT else sample_inputs(options, config)
+    note = f"{options.model}, {config.model.dtype}, {config.model.quantization}, {config.preference.max_steps} steps"
+    print(f"# Planted faults: {note}\n")
+    share = options.device == "cuda" and len(visible_gpus()) < 2
+    for strategy in options.strategies:
+        graded = [f"{kind}:{amount:g}" for kind in GRADED for amount in AMOUNTS] if options.power else []
+        wanted = [f.name for f in FAULTS.values() if strategy in f.strategies and applies(f.needs, config)] + graded
+        found = rehearse(config, inputs, options.work / "runs" / note.replace("/", "_"), strategy, wanted, share)
+        print_faults(strategy, [one for one in found.detections if ":" not in one.fault])
+        print_floor(found.floor)
+        if options.power:
+            print_power(strategy, [one for one in found.detections if ":" in one.fault])
+        if options.seeds:
+            folder = options.work / "runs" / "clean" / note / strategy
+            shutil.rmtree(folder, ignore_errors=True)
+            clean = clean_runs(config, inputs, folder, strategy, range(options.seeds))
+            alarms = [f"seed {seed}: {one.reason}" for seed, one in enumerate(clean) if not one.right]
+            print(f"Clean runs with other orders of the data: {len(clean)}, alarms: {len(alarms)}.")
+            print("".join(f"- {alarm}\n" for alarm in alarms), flush=True)
+    print(f"Took {time.monotonic() - clock:.0f} s.")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="preset", help="preset (tiny-cpu's), a model folder, or " + ", ".join(BUILT))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 on the CPU, else bfloat16")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
+    parser.add_argument("--length", type=int, default=2048, help="tokens a branch of the random pairs of a built model")
+    parser.add_argument("--steps", type=int, default=4, help="optimizer steps a run; some faults need three to show")
+    parser.add_argument("--noise-runs", type=int, default=8, help="bfloat16: runs of the oracle against itself")
+    parser.add_argument("--seeds", type=int, default=0, help="clean runs, each with another order of the data")
+    parser.add_argument("--power", action="store_true", help="also: errors of falling size, until they are not seen")
+    parser.add_argument("--strategies", type=lambda text: text.split(","), help="default: all there are")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/traceforge-regression"), help="models and runs")
+    parser.add_argument("--build", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.device = options.device or ("cuda" if visible_gpus() and options.model != "preset" else "cpu")
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    there = [
+        name
+        for name in ("branch_parallel", "shared_prefix")
+        if importlib.util.find_spec(f"traceforge_core.training.{name}") is not None
+    ]
+    options.strategies = options.strategies or there
+    return options
+
+
+def configuration(options: argparse.Namespace) -> RunConfig:
+    """The tiny preset, with the model and precision asked for."""
+    nf4 = options.device == "cuda" and options.dtype == "bfloat16" and options.model != "preset"
+    built = options.model in BUILT
+    changes: dict[str, Any] = {
+        "model.device": options.device,
+        "model.dtype": options.dtype,
+        "model.quantization": "nf4" if nf4 else "none",
+        "preference.max_steps": options.steps,
+        "preference.gradient_checkpointing": options.model not in ("preset", "tiny"),
+        "comparison.gradient_steps": 1 if nf4 else options.steps,
+        "comparison.noise_runs": options.noise_runs,
+        "comparison.noise_steps": options.steps,
+    }
+    if options.model != "preset" and not built:
+        changes |= {"model.name": str(Path(options.model).expanduser().resolve()), "preference.learning_rate": 1e-4}
+        changes |= {"sft.learning_rate": 1e-4, "model.chat_template": "chatml"}
+    if built:
+        # Random weights give gradients of any size: clip all of them, so that clipping too early shows.
+        changes |= {"preference.gradient_accumulation": 1, "preference.max_grad_norm": 1e-3}
+        changes |= {"preference.learning_rate": 1e-4, "preference.schedule": "linear"}
+    return load_config(assignments=[f"{name}={value}" for name, value in changes.items()])
+
+
+def applies(needs: str | None, config: RunConfig) -> bool:
+    """Whether a fault would change anything with these settings."""
+    return needs != "accumulation" or config.preference.gradient_accumulation * config.preference.batch_size > 1
+
+
+def sample_inputs(options: argparse.Namespace, config: RunConfig) -> dict[str, Path]:
+    """The first stages of a run on the shipped samples."""
+    runs = options.work / "samples"
+    runs.mkdir(parents=True, exist_ok=True)
+    run = Run.create(runs)
+    stages = ("ingest", "model", "datasets", "sft")
+    return {name: perform(name, config, run).path for name in stages}
+
+
+def random_inputs(options: argparse.Namespace) -> dict[str, Path]:
+    """A model of random weights, an adapter, and pairs of random tokens: nine parts prompt, one part completion of
+    unequal length, with what stands for an observation in the middle."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from benchmarks.branch_parallel import SHAPES
+
+    folder = options.work / options.model
+    if not (folder / "model.json").exists():
+        asked = [sys.executable, str(Path(__file__)), "--build", "--model", options.model]
+        subprocess.run([*asked, "--device", options.device, "--work", str(options.work)], check=True)
+    draw = np.random.default_rng(options.length)
+    vocabulary, completion = SHAPES[options.model]["vocab_size"], options.length // 10
+    rows = []
+    for index in range(8):
+        row: dict[str, Any] = {"pair_id": f"random-{index}"}
+        row["prompt_ids"] = draw.integers(10, vocabulary, options.length - completion).tolist()
+        for branch in ("chosen", "rejected"):
+            count = int(draw.integers(completion // 2, completion + 1))
+            row[f"{branch}_ids"] = draw.integers(10, vocabulary, count).tolist()
+            row[f"{branch}_mask"] = [int(not count // 3 <= place < count // 2) for place in range(count)]
+        rows.append(row)
+    datasets = options.work / f"pairs-{options.model}-{options.length}"
+    (datasets / "preference").mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), datasets / "preference" / "train.parquet")
+    return {"model": folder, "datasets": datasets, "sft": folder}
+
+
+def print_faults(strategy: str, found: Sequence[Detection]) -> None:
+    clean = [one for one in found if one.fault == CLEAN]
+    planted = [one for one in found if one.fault != CLEAN]
+    caught, right = sum(one.caught for one in planted), sum(one.right for one in planted)
+    print(f"## {strategy}: {caught} of {len(planted)} caught, {right} pointed at rightly\n")
+    print("| fault | what is wrong | verdict | points at | at step | × its limit | also left |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for one in (*clean, *planted):
+        what = FAULTS[one.fault].what.split("\n")[0] if one.fault in FAULTS else "nothing"
+        pointed = one.pointed_at or ("the workers' own check" if one.outcome == "stopped" else "-")
+        pointed += "" if one.right else " (!)"
+        over = f"{one.statistic:.3g}" if one.outcome == "fail" else "-"
+        rest = ", ".join(one.left[1:]) or "-"
+        print(f"| `{one.fault}` | {what} | {one.outcome} | {pointed} | {one.step or '-'} | {over} | {rest} |")
+    print(flush=True)
+
+
+def print_floor(floor: Floor) -> None:
+    if not floor.runs:
+        return
+    print(f"Noise floor, {len(floor.runs)} runs of the oracle against itself, {floor.runs[0].steps} steps (RMS):\n")
+    print("| quantity | noise |\n| --- | --- |")
+    for name, value in summary(floor).items():
+        print(f"| {name.replace('_', ' ')} | {value:.3g} |")
+    print(flush=True)
+
+
+def print_power(strategy: str, found: Sequence[Detection]) -> None:
+    print(f"## {strategy}: smallest error seen\n\n| error | smallest caught | largest missed | points at |")
+    print("| --- | --- | --- | --- |")
+    for kind, make in GRADED.items():
+        sizes = {float(one.fault.partition(":")[2]): one for one in found if one.fault.startswith(f"{kind}:")}
+        caught = [size for size, one in sizes.items() if one.caught]
+        missed = [size for size, one in sizes.items() if not one.caught]
+        # Only what is caught together with everything larger counts.
+        sure = [size for size in caught if all(size > other for other in missed)]
+        smallest = min(sure, default=None)
+        pointed = sizes[smallest].pointed_at if smallest is not None else "-"
+        what = (make.__doc__ or kind).split(":")[0].split("\n")[0]
+        print(f"| `{kind}`: {what} | {smallest or '-'} | {max(missed, default='-')} | {pointed} |")
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TraceForgeError as error:
+        sys.exit(str(error))
