@@ -82,12 +82,12 @@ def test_a_hung_worker_is_ended_within_ten_seconds_of_being_found_out(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAULTY_RANK", "0")
-    job = make_job("Hangs", preference__hang_seconds=12)
+    job = make_job("Hangs", preference__hang_seconds=20)
     with pytest.raises(WorkerError, match=r"worker 0 of 2 \(chosen\) showed no progress for") as error:
         stages.run_job(job)
     assert "step 2" in str(error.value)  # what it last did
     last_step = (job.out_dir / "metrics.jsonl").stat().st_mtime
-    assert time.time() - last_step < 12 + 2 + 10
+    assert time.time() - last_step < 20 + 2 + 10
     assert workers_of(os.getpid()) == []
 
 

@@ -171,6 +171,8 @@ def _environment(job: Job, rank: int, gpu: str, scratch: Path) -> dict[str, str]
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: its name may resolve to an address that is not there
     if job.device == "cpu":
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // job.workers)))
+        # Threads that spin while they wait for each other make a busy machine ten times slower.
+        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return env
 
 
@@ -231,7 +233,8 @@ def _watch(job: Job, workers: list[_Worker], scratch: Path, stop_file: Path | No
 
 
 def _check_progress(job: Job, workers: list[_Worker], scratch: Path, elapsed: float) -> None:
-    """Raise where a worker has shown no sign of life for too long. Those waiting for another are not to blame."""
+    """Raise where a worker has shown no sign of life for too long. One that waits for another is not to blame, unless
+    all of them wait."""
     limit = job.section.hang_seconds
     if elapsed < limit:
         return
@@ -244,7 +247,8 @@ def _check_progress(job: Job, workers: list[_Worker], scratch: Path, elapsed: fl
             age, doing = elapsed, "starting"
         if age > limit and worker.process.poll() is None:
             silent.append((doing.startswith("waiting"), worker, doing, age))
-    if silent:
+    running = sum(worker.process.poll() is None for worker in workers)
+    if any(not waits for waits, *_ in silent) or len(silent) == running > 0:
         _, worker, doing, age = min(silent, key=lambda found: (found[0], -found[3]))
         raise WorkerError(
             f"{job.kind}: {job.describe(worker.rank)} showed no progress for {age:.0f} s (it was {doing}) and was "
