@@ -17,6 +17,7 @@ from typing import Any
 from traceforge_core.cards import write_adapter_card
 from traceforge_core.config import ModelConfig, RunConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.training.fit import require_fit
 from traceforge_core.training.job import Job, Kind
 from traceforge_core.training.launch import OnLine, launch, seats, visible_gpus
 from traceforge_core.training.records import read_records
@@ -59,7 +60,7 @@ def _train_strategy(job: Job, inputs: Mapping[str, Path]) -> dict[str, Any]:
     proof = _proof_of(job, job.out_dir / "proof")
     if not (proof.out_dir / "training.json").exists():
         logger.info("First the proof: %d steps on pairs cut to %d tokens.", proof.section.max_steps, proof.cut_to)
-        proof.out_dir.mkdir(exist_ok=True)
+        proof.out_dir.mkdir(parents=True, exist_ok=True)
         run_job(proof, stop_file=_stop_file(job.out_dir))
     comparison = job.config.comparison.model_copy(update={"gradient_steps": 0})
     return _train(replace(job, config=job.config.model_copy(update={"comparison": comparison})), inputs)
@@ -127,6 +128,7 @@ def oracle_job(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> 
 
 def run_job(job: Job, on_line: OnLine | None = None, stop_file: Path | None = None) -> dict[str, Any]:
     """Launch a job, wait for its end, tidy up, and say what came out."""
+    require_fit(job)
     gpus = seats(job, share_gpu=job.config.preference.share_gpu)
     launch(job, gpus, on_line=on_line, stop_file=stop_file or _stop_file(job.out_dir))
     shutil.rmtree(job.out_dir / "checkpoints", ignore_errors=True)
