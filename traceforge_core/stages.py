@@ -21,7 +21,7 @@ from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Figures, Inputs, Run, StageResult, fingerprint_tree, run_stage
 
-StageFunction = Callable[[RunConfig, Mapping[str, Path], Path], Figures]
+StageFunction = Callable[..., Figures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,13 @@ PREFERENCE_SECTIONS = (
     "comparison.oracle_steps",
 )
 
+# Not by how many processes, or on which machines: that changes nothing in what is read.
+INGEST_SECTIONS = ("ingest.path", "ingest.outcomes")
+
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("ingest", "Read trajectories", "traceforge_core.trajectories.ingest:ingest", ("ingest",), resumable=True),
+        Stage("ingest", "Read trajectories", "traceforge_core.trajectories.ingest:ingest", INGEST_SECTIONS, resumable=True),
         Stage("model", "Prepare the model", "traceforge_core.modeling.prepare:prepare_model", ("model",)),
         Stage(
             "datasets",
@@ -137,15 +140,20 @@ STAGES: dict[str, Stage] = {
 def pipeline(config: RunConfig) -> list[str]:
     """The stages of a full run, in order: one long-context strategy beside the oracle, as configured. Only in bfloat16
     is there a noise floor to measure."""
+    from traceforge_core.training.fit import resolve_strategy
+
     other = {"branch_parallel": "shared_prefix", "shared_prefix": "branch_parallel"}
-    left_out = {other.get(config.preference.strategy, "shared_prefix")}
+    left_out = {other[resolve_strategy(config)]}
     if config.model.dtype == "float32":
         left_out.add("noise_floor")
     return [name for name in STAGES if name not in left_out]
 
 
-def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False) -> StageResult:
-    """Do one stage of a run, or reuse its result. Raises TraceForgeError where a stage it needs is missing."""
+def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **how: Any) -> StageResult:
+    """Do one stage of a run, or reuse its result. Raises TraceForgeError where a stage it needs is missing.
+
+    `how` goes to the stage's function: ways to do its work that do not change the result (ingest's `run_jobs`).
+    """
     stage = STAGES[name]
     starts_from_sft = name in ("oracle", "branch_parallel", "shared_prefix", "noise_floor")
     found: dict[str, StageResult] = {}
@@ -167,7 +175,7 @@ def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False) ->
         name,
         {section: _dump(config, section) for section in stage.sections},
         Inputs(found, _outside(name, config)),
-        lambda out_dir: function(config, folders, out_dir),
+        lambda out_dir: function(config, folders, out_dir, **how),
         refresh=refresh,
         resumable=stage.resumable,
     )

@@ -22,6 +22,7 @@ from traceforge_core.longcontext.memory import NF4_BYTES, Dimensions, sequence_b
 
 GIB = 2**30
 SCRATCH = 8.0  # bytes a number of q: dq in float32, dk and dv for every query head in bf16
+USABLE = 0.92  # of a GPU's memory; the rest goes to the CUDA context and to the allocator's fragmentation
 Kind = Literal["sft", "branch_parallel", "shared_prefix"]
 
 
@@ -42,7 +43,7 @@ class Rates:
         return next((rates for rates in RATES if rates.name in device_name), None)
 
 
-RATES = (Rates("H200", product=720e12, attention_forward=590e12, attention_backward=535e12, memory=4.0e12),)
+RATES = (Rates("H200", product=640e12, attention_forward=560e12, attention_backward=510e12, memory=4.0e12),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,8 @@ class Estimate:
         return sum(self.parts.values())
 
     def fits(self, setup: Setup) -> bool:
-        # 4% for the CUDA context, the allocator's rounding and fragmentation
         enough = setup.host_gib is None or self.host <= setup.host_gib * GIB
-        return self.peak <= 0.96 * setup.gpu_gib * GIB and enough
+        return self.peak <= USABLE * setup.gpu_gib * GIB and enough
 
 
 def estimate_work(dims: Dimensions, work: Work, setup: Setup) -> Estimate:
@@ -263,6 +263,51 @@ def refusal(dims: Dimensions, setup: Setup, estimate: Estimate) -> str:
         f"and {estimate.host / GIB:.1f} GiB of host memory; there are {setup.gpu_gib:.0f} GiB{host}. "
         + (f"Set {' or '.join(ways)}." if ways else "No setting makes this model fit.")
     )
+
+
+def plan(
+    config: RunConfig,
+    *,
+    model: str,
+    prompt: int,
+    completion: int,
+    gpu_gib: float,
+    host_gib: float | None,
+    gpus: int,
+    device_name: str = "H200",
+) -> tuple[dict[str, Any], str]:
+    """What `traceforge plan` shows: figures, and the same as text. Raises TraceForgeError for an unreadable model."""
+    dims = read_dimensions(model)
+    setup = setup_of(config, gpu_gib, host_gib, device_name)
+    kinds: tuple[Kind, ...] = ("branch_parallel", "shared_prefix", "sft")
+    estimates = [estimate_work(dims, Work(kind, prompt, completion), setup) for kind in kinds]
+    longest = {kind: longest_prompt(dims, setup, kind, completion) for kind in kinds[:2]}
+    try:
+        strategy, why = choose_strategy(dims, setup, prompt, completion, gpus)
+        advice = f"Strategy on {gpus} GPU{'s' if gpus > 1 else ''}: {strategy} ({why})."
+    except TraceForgeError as error:
+        strategy, advice = None, str(error)
+    lines = [table(estimates, setup), "", advice]
+    for kind, one in longest.items():
+        lines.append(
+            f"Longest prompt as {kind}: {one.work.prompt:,} + {completion:,} tokens "
+            f"({one.peak / GIB:.1f} GiB, host {one.host / GIB:.1f} GiB)."
+            if one
+            else f"No pair fits as {kind}."
+        )
+    if setup.rates is None:
+        lines.append(f"No time is given: {device_name} was never measured.")
+    figures = {
+        "work": [
+            {"kind": one.work.kind, "peak_gib": one.peak / GIB, "host_gib": one.host / GIB, "seconds": one.seconds}
+            | {"parts_gib": {name: size / GIB for name, size in one.parts.items()}, "fits": one.fits(setup)}
+            for one in estimates
+        ],
+        "strategy": strategy,
+        "advice": advice,
+        "longest_prompt": {kind: one.work.prompt if one else None for kind, one in longest.items()},
+    }
+    return figures, "\n".join(lines)
 
 
 def table(estimates: Sequence[Estimate], setup: Setup) -> str:

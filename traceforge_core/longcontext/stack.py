@@ -25,6 +25,8 @@ from traceforge_core.longcontext.tiled_layer import Pass, TiledLayer, window_of
 from traceforge_core.longcontext.tiling import choose_tiling
 from traceforge_core.longcontext.workspace import Workspace
 
+_LARGE = 1 << 28  # numbers in a hidden state from which the backward begins with an empty cache
+
 
 @dataclass(slots=True)
 class _Plan:
@@ -130,11 +132,15 @@ class _Stack(torch.autograd.Function):
         grad_kept = grads[0]
         device, tokens = grad_kept.device, ctx.shape[0]
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            if device.type == "cuda" and ctx.shape.numel() >= _LARGE:
+                # What the forward left cached is cut into pieces; buffers of GiBs would not find room among them.
+                torch.cuda.empty_cache()
             stream = torch.empty(ctx.shape, dtype=ctx.residual_dtype, device=device)
             grad = _gradient_of_last_layer(ctx, stream, grad_kept)
             del grad_kept, grads
             run = plan.start(device)
             last = len(plan.layers) - 1
+            plan.layers[last].reserve(tokens, run)
             store.load_rows(f"input {last}", stream, 0, tokens)
             out, lse = plan.layers[last].attention_buffers(tokens, run)
             if plan.keep_attention:

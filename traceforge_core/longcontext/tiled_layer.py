@@ -111,6 +111,11 @@ class TiledLayer:
             del q, k, v
         return flat, lse
 
+    def reserve(self, tokens: int, run: Pass) -> None:
+        """Take the backward's large buffers before the small ones, which then do not lie between them."""
+        for name, width in (("qkv", self.qkv.width), ("out", self.o.inputs), ("grad_out", self.o.inputs)):
+            run.workspace.get(name, (tokens, width), run.dtype)
+
     def attention_buffers(self, tokens: int, run: Pass) -> tuple[Tensor, Tensor]:
         """Where the attention's output (tokens, q width) and log-sum-exp (heads, tokens) lie in the workspace."""
         wide = torch.promote_types(run.dtype, torch.float32)

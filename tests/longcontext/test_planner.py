@@ -1,0 +1,106 @@
+"""The planner against peaks and times measured on one H200 (benchmarks/long_context.py), and its advice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traceforge_core.config import load_config
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.longcontext import planner
+from traceforge_core.longcontext.memory import Dimensions
+from traceforge_core.longcontext.planner import GIB, Setup, Work, choose_strategy, estimate_work, longest_prompt
+
+QWEN3_8B = Dimensions(36, 4096, 32, 8, 128, 12_288, 151_936, tied_head=False)
+H200 = Setup(gpu_gib=24, optimizer_bytes=0)
+# kind, prompt, completion, settings, measured GiB, measured seconds; Qwen3-8B NF4, r=16, tile 2048, 4 groups
+MEASURED: list[tuple[Any, int, int, dict[str, Any], float, float]] = [
+    ("branch_parallel", 77_824, 4_096, {}, 11.25, 22.44),
+    ("shared_prefix", 77_824, 4_096, {}, 11.72, 24.58),
+    ("branch_parallel", 28_672, 4_096, {}, 8.522, 5.098),
+    ("shared_prefix", 28_672, 4_096, {}, 8.844, 6.117),
+    ("branch_parallel", 12_288, 4_096, {}, 7.612, 1.961),
+    ("shared_prefix", 12_288, 4_096, {}, 7.888, 2.637),
+    ("sft", 0, 32_768, {"optimizer_bytes": 2}, 8.993, 5.53),
+    ("shared_prefix", 253_952, 4_096, {}, 21.74, 196.7),
+]
+
+
+@pytest.mark.parametrize(("kind", "prompt", "completion", "settings", "gib", "seconds"), MEASURED)
+def test_peaks_and_times_are_within_a_tenth_of_the_measured(
+    kind: Any, prompt: int, completion: int, settings: dict[str, Any], gib: float, seconds: float
+) -> None:
+    estimate = estimate_work(QWEN3_8B, Work(kind, prompt, completion), replace(H200, **settings))
+    assert estimate.peak / GIB == pytest.approx(gib, rel=0.05)
+    assert estimate.seconds == pytest.approx(seconds, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "tile", "gib"),
+    [(4, 4096, 8.237), (4, 2048, 7.987), (4, 8192, 8.737), (1, 4096, 11.408), (8, 4096, 7.709)],
+)
+def test_tiles_and_head_groups_move_the_peak_as_measured_on_four_layers(groups: int, tile: int, gib: float) -> None:
+    dims, setup = replace(QWEN3_8B, layers=4), replace(H200, groups=groups, tile=tile)
+    assert estimate_work(dims, Work("branch_parallel", 77_824, 4_096), setup).peak / GIB == pytest.approx(gib, rel=0.02)
+
+
+def test_the_longest_prompt_fits_and_the_next_does_not() -> None:
+    found = longest_prompt(QWEN3_8B, H200, "shared_prefix", 4_096)
+    assert found is not None and found.fits(H200)
+    lean = replace(H200, groups=8, tile=1024)
+    longer = Work("shared_prefix", found.work.prompt + 512, 4_096)
+    assert not estimate_work(QWEN3_8B, longer, lean).fits(lean)
+    little_host = replace(H200, host_gib=30)
+    shorter = longest_prompt(QWEN3_8B, little_host, "shared_prefix", 4_096)
+    assert shorter is not None and shorter.host <= 30 * GIB and shorter.work.prompt < found.work.prompt
+    assert longest_prompt(QWEN3_8B, replace(H200, gpu_gib=4), "shared_prefix", 4_096) is None
+
+
+def test_keeping_attention_costs_host_memory_and_saves_time() -> None:
+    work = Work("branch_parallel", 77_824, 4_096)
+    again = estimate_work(QWEN3_8B, work, H200)
+    kept = estimate_work(QWEN3_8B, work, replace(H200, recompute="none"))
+    assert kept.host / GIB == pytest.approx(45.4, abs=0.2) and again.host / GIB == pytest.approx(22.5)
+    assert kept.seconds is not None and again.seconds is not None and 0.8 < kept.seconds / again.seconds < 0.9
+
+
+def test_the_strategy_follows_from_length_gpus_and_memory() -> None:
+    assert choose_strategy(QWEN3_8B, H200, 77_824, 4_096, gpus=1) == ("shared_prefix", "one GPU does both branches")
+    kind, why = choose_strategy(QWEN3_8B, H200, 77_824, 4_096, gpus=2)
+    assert kind == "shared_prefix" and "0.5" in why
+    narrow = replace(H200, gpu_gib=11.5 / planner.USABLE)
+    assert choose_strategy(QWEN3_8B, narrow, 77_824, 4_096, gpus=2)[0] == "branch_parallel"
+    with pytest.raises(TraceForgeError, match=r"need .* GiB of GPU memory.*max_length="):
+        choose_strategy(QWEN3_8B, replace(H200, gpu_gib=10), 77_824, 4_096, gpus=2)
+    with pytest.raises(TraceForgeError, match=r"model\.quantization=nf4"):
+        choose_strategy(QWEN3_8B, replace(H200, gpu_gib=16, weight_bytes=2), 77_824, 4_096, gpus=2)
+
+
+def test_a_plan_is_a_table_figures_and_a_plot(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+                "head_dim": 128, "intermediate_size": 12_288, "vocab_size": 151_936,
+            }
+        )
+    )  # fmt: skip
+    config = load_config(assignments=["model.quantization=nf4", "model.dtype=bfloat16"])
+    options: dict[str, Any] = {"prompt": 77_824, "completion": 4_096, "host_gib": None, "gpus": 2}
+    figures, text = planner.plan(config, model=str(tmp_path), gpu_gib=24, **options)
+    assert [one["kind"] for one in figures["work"]] == ["branch_parallel", "shared_prefix", "sft"]
+    assert "peak GiB" in text and "Strategy on 2 GPUs: shared_prefix" in text
+    assert figures["longest_prompt"]["shared_prefix"] > 250_000
+    _, unknown = planner.plan(config, model=str(tmp_path), gpu_gib=24, device_name="RTX 3090", **options)
+    assert "RTX 3090 was never measured" in unknown
+    planner.plot(
+        QWEN3_8B, H200, 4_096, tmp_path / "plan.png", [{"kind": "shared_prefix", "prompt": 77_824, "gib": 11.7}]
+    )
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(TraceForgeError, match=r"config\.json cannot be read"):
+        planner.read_dimensions(str(tmp_path))
