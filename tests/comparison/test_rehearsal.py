@@ -1,0 +1,77 @@
+"""Every fault planted in the strategies' own workers, on the tiny preset: found, and the report points at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from traceforge_core.comparison.faults.registry import FAULTS, faults_of
+from traceforge_core.comparison.rehearsal import CLEAN, clean_runs, rehearse
+from traceforge_core.config import RunConfig
+from traceforge_core.training.job import Kind
+
+SEEDS = 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["branch_parallel", "shared_prefix"])
+def test_every_fault_is_caught_and_the_report_points_at_it(
+    strategy: Kind, short: RunConfig, inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "rehearsal"  # both strategies are held against one oracle
+    found = {one.fault: one for one in rehearse(short, inputs, folder, strategy).detections}
+    assert set(found) == {CLEAN, *(fault.name for fault in faults_of(strategy))}
+    assert found[CLEAN].outcome == "pass", found[CLEAN].reason
+    missed = [one.fault for name, one in found.items() if name != CLEAN and not one.caught]
+    assert missed == []
+    wrongly = {one.fault: (one.pointed_at, one.reason) for name, one in found.items() if not one.right}
+    assert wrongly == {}
+
+
+def test_every_fault_of_the_list_is_there() -> None:
+    both = {fault.name for fault in faults_of("branch_parallel")} | {fault.name for fault in faults_of("shared_prefix")}
+    assert both == set(FAULTS)
+    assert len(FAULTS) >= 20
+    assert all(fault.what for fault in FAULTS.values())
+
+
+@pytest.mark.slow
+def test_clean_runs_in_other_orders_of_the_data_raise_no_alarm(
+    short: RunConfig, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    for strategy in ("branch_parallel", "shared_prefix"):
+        told = clean_runs(short, inputs, tmp_path / strategy, strategy, range(SEEDS // 2))
+        assert [one.reason for one in told if not one.right] == []
+
+
+@pytest.mark.slow
+def test_in_bfloat16_faults_leave_the_noise_of_the_oracle_and_clean_runs_do_not(
+    short_bfloat16: RunConfig, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    faults = [
+        "prompt_in_score",
+        "branches_swapped",
+        "lora_scaling_off",
+        "gamma_divided_twice",
+        "mean_of_gradients",
+        "layer_gradient_lost",
+        "schedule_off_by_one",
+        "one_rank_steps_unwatched",
+        "score_off:0.1",
+        "score_off:1e-05",
+        "gradients_scaled:0.1",
+        "gradients_scaled:1e-05",
+    ]
+    rehearsal = rehearse(short_bfloat16, inputs, tmp_path, "branch_parallel", faults)
+    found = {one.fault: one for one in rehearsal.detections}
+    assert found[CLEAN].outcome == "pass", found[CLEAN].reason
+    assert {name: one.pointed_at for name, one in found.items() if name in FAULTS and not one.right} == {}
+    assert found["score_off:0.1"].pointed_at == "score"
+    assert found["gradients_scaled:0.1"].pointed_at == "gradient norm"
+    # Far below the noise nothing can be seen, and nothing must be said.
+    assert found["score_off:1e-05"].outcome == found["gradients_scaled:1e-05"].outcome == "pass"
+
+    assert len(rehearsal.floor.runs) >= 5
+    assert rehearsal.floor.again is not None and not any(rehearsal.floor.again.loss)
+    assert 1e-6 < max(map(abs, rehearsal.floor.runs[0].loss)) < 0.1
