@@ -354,7 +354,7 @@ def plan(
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a length costs before anything is loaded: GPU memory by part, host memory, time, the longest that fits."""
+    """Say before anything is loaded what a length costs (memory by part, time), and the longest that fits."""
     from traceforge_core.config import DEFAULT_PRESET, load_config
     from traceforge_core.longcontext import planner
 
