@@ -1,0 +1,115 @@
+"""The history of comparisons: written once a run, read in order, and what it blames when runs go bad."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from traceforge_core.comparison.history import Entry, blame, entry_of, failed_entry, read, record
+from traceforge_core.comparison.trend import write_trend
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import Run
+
+GOOD = Entry(
+    "night-1",
+    "2026-01-01T04:30:00+00:00",
+    "pass",
+    "branch_parallel: all equal",
+    "/runs/night-1",
+    {"torch": "2.13.0", "trl": "1.14.2", "device": "cpu"},
+    {"branch_parallel/max loss difference": 1e-7, "oracle/held-out pairs margin": 0.5},
+)
+
+
+def night(number: int, verdict: str = "pass", **versions: str) -> Entry:
+    when = f"2026-01-{number:02d}T04:30:00+00:00"
+    return replace(
+        GOOD, run_id=f"night-{number}", finished=when, verdict=verdict, surroundings=GOOD.surroundings | versions
+    )
+
+
+def test_entries_come_back_in_the_order_of_time_and_a_run_recorded_twice_is_there_once(tmp_path: Path) -> None:
+    history = tmp_path / "deep" / "history.sqlite"
+    for entry in (night(2), night(1), night(3), night(2, "fail")):
+        record(history, entry)
+    assert [(entry.run_id, entry.verdict) for entry in read(history)] == [
+        ("night-1", "pass"),
+        ("night-2", "fail"),
+        ("night-3", "pass"),
+    ]
+    assert read(history)[0] == night(1)
+    assert [entry.run_id for entry in read(history, last=1)] == ["night-3"]
+    assert read(tmp_path / "none.sqlite") == []
+
+
+def _record_many(history: Path, start: int) -> None:
+    for number in range(start, start + 10):
+        record(history, night(1 + number % 28, "pass", torch=str(number)))
+
+
+def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
+    history = tmp_path / "history.sqlite"
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_record_many, args=(history, start)) for start in (0, 10)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert len(read(history)) == 20
+
+
+def test_a_change_of_versions_between_last_good_and_first_bad_is_named() -> None:
+    entries = [night(1), night(2, trl="1.15.0"), night(3, "fail", trl="1.15.0", torch="2.14.0"), night(4, "fail")]
+    change = blame(entries)
+    assert change is not None and change.last_good == entries[1] and change.first_bad == entries[2]
+    assert change.changed == [("torch", "2.13.0", "2.14.0")]
+    assert "torch 2.13.0 → 2.14.0" in change.sentence
+
+
+def test_nothing_is_blamed_while_the_last_run_is_good() -> None:
+    assert blame([]) is None
+    assert blame([night(1, "fail"), night(2)]) is None
+
+
+def test_bad_from_the_beginning_and_bad_without_a_change_are_said() -> None:
+    first = blame([night(1, "undecided")])
+    assert first is not None and "no run before it was good" in first.sentence
+    unchanged = blame([night(1), night(2, "fail")])
+    assert unchanged is not None and "Nothing that is recorded changed" in unchanged.sentence
+
+
+def test_a_run_that_ended_early_is_recorded_with_its_reason_and_what_it_did_not_reach_is_not_blamed(
+    tmp_path: Path,
+) -> None:
+    run = Run.create(tmp_path, "night-9")
+    entry = failed_entry(run, TraceForgeError("oracle: worker 0 ended with exit status 1\nlog ..."))
+    assert (entry.verdict, entry.reason) == ("error", "oracle: worker 0 ended with exit status 1")
+    before = replace(GOOD, surroundings=entry.surroundings | {"data order": "abc", "torch": "0.1"})
+    change = blame([before, entry])
+    assert change is not None and [name for name, *_ in change.changed] == ["torch"]
+
+
+def test_a_run_without_a_comparison_is_not_recorded(tmp_path: Path) -> None:
+    with pytest.raises(TraceForgeError, match="no finished comparison"):
+        entry_of(Run.create(tmp_path, "x"))
+
+
+def test_a_history_that_is_no_database_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "history.sqlite").write_text("not a database, but long enough to be taken for one " * 20)
+    with pytest.raises(TraceForgeError, match="Move that file away"):
+        record(tmp_path / "history.sqlite", GOOD)
+
+
+def test_the_trend_report_names_the_culprit_and_needs_nothing_else(tmp_path: Path) -> None:
+    entries = [night(day) for day in range(1, 9)] + [night(9, "fail", torch="2.14.0")]
+    write_trend(entries, tmp_path)
+    assert "torch 2.13.0 → 2.14.0" in (tmp_path / "trend.md").read_text()
+    page = (tmp_path / "trend.html").read_text()
+    assert "data:image/png;base64," in page and "http" not in page.replace("http-equiv", "")
+    assert (tmp_path / "trend.png").read_bytes().startswith(b"\x89PNG")
+    assert json.dumps(entries[0].figures)
