@@ -100,6 +100,23 @@ def test_at_most_max_samples_spread_over_all_runs(corpus: Path, model_dir: Path,
     assert len(set(found)) >= 7
 
 
+def test_samples_that_do_not_fit_are_made_up_for_by_others(
+    make_run: Make, ingested: Callable[[list[Trajectory]], Path], model_dir: Path, tmp_path: Path
+) -> None:
+    long = [(f"cat {'very-long-name ' * 400}", 0)]
+    runs = [make_run(f"case{n}", "a", long if n % 5 else [("ls", 0)], "resolved") for n in range(30)]
+    runs += [make_run("case0", "b", [("cat x", 1)], "unresolved")]
+    corpus = ingested(runs)
+    whole = build(corpus, model_dir, tmp_path / "whole", "datasets.sft.max_length=512", "datasets.split.held_out=0")
+    assert whole["sft_samples"] > 6 and whole["dropped"]["too long"] == 24
+    asked = build(
+        corpus, model_dir, tmp_path / "asked",
+        "datasets.sft.max_length=512", "datasets.split.held_out=0", "datasets.sft.max_samples=6",
+    )  # fmt: skip
+    assert asked["sft_samples"] == 6
+    assert sum(asked["dropped"].values()) + 6 == whole["sft_samples"] + whole["dropped"]["too long"]
+
+
 def test_nothing_held_out_leaves_empty_files(corpus: Path, model_dir: Path, tmp_path: Path) -> None:
     figures = build(corpus, model_dir, tmp_path / "out", "datasets.split.held_out=0")
     assert (figures["sft_held_out"], figures["pairs_held_out"]) == (0, 0)

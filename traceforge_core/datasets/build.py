@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +107,30 @@ def _write_samples(
     out_dir: Path,
     report: DatasetReport,
 ) -> None:
-    keep = spread(candidates, settings.sft.max_samples)
+    """Write the samples. Where `max_samples` asks for fewer than there could be, candidates spread evenly over the
+    corpus are tried first, and more of them in the place of those that do not fit."""
+    wanted = settings.sft.max_samples or candidates
+    untried, tries, written = list(range(candidates)), wanted, 0
     with ExitStack() as stack:
         writers = {
             side: stack.enter_context(RowWriter(out_dir / "sft" / f"{side}.parquet", SFT_SCHEMA)) for side in SIDES
         }
-        samples = sft_samples(corpus, renderer, settings.sft, keep, report.dropped_samples)
-        for number, sample in enumerate(samples, 1):
-            side = side_of(sample.case)
-            writers[side].write({**asdict(sample), "tokens": len(sample.input_ids)})
-            report.add_sample(side, sample)
-            if number % LOG_EVERY == 0:
-                log.info("%d SFT samples written", number)
+        while untried and written < wanted:
+            take = spread(len(untried), tries)
+            chosen = {number for position, number in enumerate(untried) if take(position)}
+            untried = [number for number in untried if number not in chosen]
+            samples = sft_samples(corpus, renderer, settings.sft, chosen.__contains__, report.dropped_samples)
+            for sample in islice(samples, wanted - written):
+                side = side_of(sample.case)
+                writers[side].write({**asdict(sample), "tokens": len(sample.input_ids)})
+                report.add_sample(side, sample)
+                written += 1
+                if written % LOG_EVERY == 0:
+                    log.info("%d SFT samples written", written)
+            tries *= 2  # each round reads the corpus again: few of them, even where hardly anything fits
+    del report.dropped_samples["over max_samples"]
+    if left := candidates - written - report.dropped_samples.total():
+        report.dropped_samples["over max_samples"] = left
 
 
 def _write_pairs(
