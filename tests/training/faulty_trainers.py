@@ -15,6 +15,7 @@ import torch
 from traceforge_core.training.branch_parallel import BranchParallelTrainer
 from traceforge_core.training.preference import PairTrainer
 from traceforge_core.training.sft import SftTrainer
+from traceforge_core.training.shared_prefix import SharedPrefixTrainer
 
 RANK = int(os.environ.get("TRACEFORGE_RANK", "0"))
 FAULTY_RANK = int(os.environ.get("FAULTY_RANK", "1"))
@@ -46,6 +47,9 @@ class KilledOracle(_Killed, PairTrainer): ...
 
 
 class KilledSft(_Killed, SftTrainer): ...
+
+
+class KilledShared(_Killed, SharedPrefixTrainer): ...
 
 
 class Hangs(_Faulty, BranchParallelTrainer):

@@ -23,7 +23,7 @@ Configure = Callable[..., RunConfig]
 TIMINGS = ("seconds", "peak_memory_mib", "exchange_seconds")
 
 
-@pytest.mark.parametrize("kind", ["sft", "oracle", "branch_parallel"])
+@pytest.mark.parametrize("kind", ["sft", "oracle", "branch_parallel", "shared_prefix"])
 def test_a_run_killed_at_a_random_step_ends_bit_for_bit_like_an_unbroken_one(
     kind: str, inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +42,8 @@ def test_a_run_killed_at_a_random_step_ends_bit_for_bit_like_an_unbroken_one(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setenv("FAULTY_STEP", str(step))
     monkeypatch.setenv("FAULTY_RANK", "0" if kind != "branch_parallel" else str(step % 2))
-    faulty = {"sft": "KilledSft", "oracle": "KilledOracle", "branch_parallel": "Killed"}[kind]
+    killed = {"sft": "KilledSft", "oracle": "KilledOracle", "shared_prefix": "KilledShared"}
+    faulty = killed.get(kind, "Killed")
     with pytest.raises(WorkerError, match=r"SIGKILL"):
         stages.run_job(dataclasses.replace(broken, trainer=f"faulty_trainers:{faulty}"))
     assert [record.step for record in read_records(broken.out_dir / "metrics.jsonl")] == list(range(1, step))
