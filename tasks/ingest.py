@@ -6,6 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
+from tasks.cluster import cluster_of
 from tasks.performing import perform_stage
 from tasks.retries import may_pass
 from traceforge_core.config import RunConfig
@@ -22,5 +23,9 @@ from traceforge_core.runs import Run, StageResult
     retry_condition_fn=may_pass,
 )
 def ingest(config: RunConfig, run: Run, refresh: bool = False) -> State[StageResult]:
-    """Read every trajectory below config.ingest.path. A passing fault of a network disk is tried again."""
-    return perform_stage("ingest", config, run, refresh)
+    """Read every trajectory below config.ingest.path, on this machine or on the cluster that ingest.cluster names.
+
+    A passing fault of a network disk is tried again.
+    """
+    run_jobs = cluster_of(config.ingest)
+    return perform_stage("ingest", config, run, refresh, **({"run_jobs": run_jobs} if run_jobs else {}))

@@ -20,10 +20,11 @@ from traceforge_core.stages import STAGES, perform
 LOGGERS = ("traceforge_core", "tasks", "flows")
 
 
-def perform_stage(name: str, config: RunConfig, run: Run, refresh: bool) -> State[StageResult]:
-    """Do a stage inside a task run: state "Completed", or "Cached" where a result with the same key was there."""
+def perform_stage(name: str, config: RunConfig, run: Run, refresh: bool, **how: Any) -> State[StageResult]:
+    """Do a stage inside a task run: state "Completed", or "Cached" where a result with the same key was there.
+    `how` is for stages.perform."""
     with logs_to(get_run_logger()):
-        result = perform(name, config, run, refresh=refresh)
+        result = perform(name, config, run, refresh=refresh, **how)
     publish(result)
     if result.reused:
         return Completed(name="Cached", data=result, message=f"The result in {result.path} is still valid.")

@@ -48,6 +48,14 @@ class IngestConfig(Section):
         "run, resolved) or folders of them. Those inside `path` are found by themselves.",
     )
     workers: Positive | None = Field(None, description="Processes that read trajectories; empty: one a core.")
+    cluster: Literal["none", "dask", "ray"] = Field(
+        "none",
+        description="Read on a Dask or Ray cluster whose machines see the same files at the same paths (needs "
+        "the extra of that name). none: processes on this machine.",
+    )
+    cluster_address: str | None = Field(
+        None, description="Where the cluster answers (tcp://host:8786, ray://host:10001); empty: one started here."
+    )
 
 
 class SplitConfig(Section):

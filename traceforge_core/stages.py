@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -57,7 +57,9 @@ INGEST_SECTIONS = ("ingest.path", "ingest.outcomes")
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("ingest", "Read trajectories", "traceforge_core.trajectories.ingest:ingest", INGEST_SECTIONS, resumable=True),
+        Stage(
+            "ingest", "Read trajectories", "traceforge_core.trajectories.ingest:ingest", INGEST_SECTIONS, resumable=True
+        ),
         Stage("model", "Prepare the model", "traceforge_core.modeling.prepare:prepare_model", ("model",)),
         Stage(
             "datasets",

@@ -47,6 +47,11 @@ def ingest(
     `run_jobs` reads the shards and gives their summaries in order (shards.read_shard does one); by default processes on
     this machine do. Raises TraceForgeError where there is nothing to read.
     """
+    if config.ingest.cluster != "none" and run_jobs is None:
+        raise TraceForgeError(
+            f"ingest.cluster={config.ingest.cluster} is Prefect's business (tasks/cluster.py): run the flow, give "
+            "`run_jobs`, or set ingest.cluster=none."
+        )
     corpus = survey(corpus_folder(config.ingest.path))
     if not corpus.units and not corpus.unreadable:
         raise TraceForgeError(

@@ -17,6 +17,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -101,7 +102,8 @@ def read_shard(job: ShardJob, should_stop: Callable[[], bool] = lambda: False) -
         if trajectories[0].format not in compared:
             compared[trajectories[0].format] = compare(value, trajectories)
 
-    scratch = Path(job.folder, f".scratch-{job.index:05d}")
+    # A folder of its own: a cluster may give a shard to a second machine while the first still reads it.
+    scratch = Path(tempfile.mkdtemp(prefix=f".scratch-{job.index:05d}-", dir=job.folder))
     with TrajectoryWriter(scratch, one_part=True) as writer:
         for unit in job.units:
             if should_stop():
@@ -112,9 +114,10 @@ def read_shard(job: ShardJob, should_stop: Callable[[], bool] = lambda: False) -
                 else:
                     _write(item, label_of(unit.paths[0]), verdicts, writer, summary)
     summary.texts = {name: result.counts() for name, result in compared.items()}
+    write_json(scratch / "summary.json", asdict(summary))
     (scratch / "part-00000.parquet").replace(job.part)
+    (scratch / "summary.json").replace(job.summary)
     scratch.rmdir()
-    write_json(job.summary, asdict(summary))
     return summary
 
 

@@ -167,6 +167,16 @@ KEY_TEXTS: dict[str, list[tuple[str, str]]] = {
     "swe-smith/1.jsonl": [("assistant", "<function=submit>"), ("user", "OBSERVATION:\n/testbed/scripts/pandas_errors")],
 }
 
+# run and case: what is read of it, in the words of GOLDEN
+SWEBENCH_RUNS: dict[tuple[str, str], str] = {
+    (run, case): rest
+    for run, case, rest in (
+        line.split(" ", 2)
+        for line in Path(__file__).with_name("golden_swebench_runs.txt").read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
+    )
+}
+
 
 def read(root: Path, name: str) -> list[Trajectory]:
     items = list(read_unit(root, Unit((name,))))
@@ -196,6 +206,17 @@ def test_a_real_file_is_read_as_recorded(shared_trajectories: Path, name: str):
     assert [summarise(trajectory) for trajectory in trajectories] == GOLDEN[name][1:]
 
 
+@pytest.mark.parametrize("run", sorted({run for run, _ in SWEBENCH_RUNS}))
+def test_a_real_benchmark_run_is_read_as_recorded(shared_trajectories: Path, run: str):
+    recorded = {case: rest for (of, case), rest in SWEBENCH_RUNS.items() if of == run}
+    found = {}
+    for case in recorded:
+        (trajectory,) = read(shared_trajectories, f"swebench-runs/{run}/{case}/{case}.traj.json")
+        assert trajectory.format == "mini-swe-agent-v1"
+        found[case] = summarise(trajectory).removeprefix(f"{case} ")
+    assert found == recorded
+
+
 @pytest.mark.parametrize("name", sorted(KEY_TEXTS))
 def test_key_texts_are_said_by_whom_they_were_said(shared_trajectories: Path, name: str):
     said: dict[str, list[str]] = {}
@@ -215,7 +236,8 @@ def test_every_real_file_is_in_the_record(shared_trajectories: Path):
         for path in shared_trajectories.rglob("*")
         if path.is_file() and "outcomes" not in path.parts and not path.name.endswith(".eval.json")
     }
-    assert {name for name in there if not name.startswith("swebench-runs/")} - set(skipped) == set(GOLDEN)
+    runs = {f"swebench-runs/{run}/{case}/{case}.traj.json" for run, case in SWEBENCH_RUNS}
+    assert there - set(skipped) == set(GOLDEN) | runs
 
 
 def test_no_text_of_a_real_file_is_lost_without_a_reason(shared_trajectories: Path):
