@@ -54,7 +54,8 @@ def test_the_night_does_everything_from_nothing_at_a_time_that_every_day_has_onc
     deployments: dict[str, dict[str, Any]],
 ) -> None:
     night = deployments["nightly-regression"]
-    assert night["parameters"]["stages"] == list(STAGES)
+    # The noise floor is what bfloat16 is judged by; this configuration is float32, which has fixed limits.
+    assert night["parameters"]["stages"] == [name for name in STAGES if name != "noise_floor"]
     assert night["parameters"]["refresh"] is True and night["parameters"]["run"] == "new"
     [schedule] = night["schedules"]
     assert schedule["cron"] == "30 4 * * *" and schedule["slug"] == "nightly" and schedule["active"] is True
