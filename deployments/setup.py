@@ -1,4 +1,4 @@
-"""What the deployments need on the Prefect server: the process work pool and the concurrency limit `gpu`.
+"""What the deployments need on the Prefect server: process work pool, concurrency limit `gpu`, the night's alarm.
 
     PREFECT_API_URL=http://127.0.0.1:4200/api python -m deployments.setup
 
@@ -15,6 +15,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL
 
+from deployments.alarm import set_up_alarm
 from flows.gpus import LIMIT
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.monitoring.gpu import gpu_count
@@ -40,8 +41,10 @@ def main() -> None:
     log.setLevel(logging.INFO)
     if not PREFECT_API_URL.value():
         raise TraceForgeError("PREFECT_API_URL is not set, so there is no server to set up. `make serve` starts one.")
+    logging.getLogger("deployments").setLevel(logging.INFO)
     with get_client(sync_client=True) as client:
         set_up(client, gpu_count())
+        set_up_alarm(client)
 
 
 if __name__ == "__main__":

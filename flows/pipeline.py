@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from prefect import flow, runtime
 from prefect.logging import get_run_logger
 from prefect.states import State
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from flows.gpus import gpus_held, gpus_needed
 from flows.session import Session, begin, ordered
@@ -30,6 +30,7 @@ from tasks.branch_parallel import branch_parallel
 from tasks.compare import compare
 from tasks.datasets import datasets
 from tasks.evaluate import evaluate
+from tasks.history import add_to_history
 from tasks.ingest import ingest
 from tasks.model import model
 from tasks.monitor import monitor
@@ -79,6 +80,9 @@ StageName = Annotated[
 ]
 
 
+HistoryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=64)]
+
+
 class ParityFailed(TraceForgeError):
     """A strategy does not agree with the oracle. Its report is published already."""
 
@@ -90,6 +94,7 @@ def traceforge(
     run: str = "new",
     runs_dir: str = "runs",
     refresh: bool = False,
+    history: HistoryName | None = None,
 ) -> dict[str, Any]:
     """From trajectory files to a trained adapter, and the proof that it was trained right.
 
@@ -99,19 +104,25 @@ def traceforge(
         run: new, latest, or the id of the run to go on with.
         runs_dir: The folder in which runs lie.
         refresh: Do the work again even where a result with the same inputs and configuration is there.
+        history: Add this run's comparison to the history of that name, below runs_dir, and show how they go over time.
     """
     with logs_to(get_run_logger()):
-        return _traceforge(config, stages, run, Path(runs_dir).expanduser(), refresh)
+        return _traceforge(config, stages, run, Path(runs_dir).expanduser(), refresh, history)
 
 
 def _traceforge(
-    config: RunConfig | None, stages: Sequence[str] | None, run: str, runs_dir: Path, refresh: bool
+    config: RunConfig | None,
+    stages: Sequence[str] | None,
+    run: str,
+    runs_dir: Path,
+    refresh: bool,
+    history: str | None,
 ) -> dict[str, Any]:
     flow_run_id = str(runtime.flow_run.id)
     here, effective = begin(runs_dir, run, config, flow_run_id)
     names = ordered(stages, effective)
     log.info("Run %s: %s", here.run_id, ", ".join(names))
-    with here.lock():
+    with here.lock(), _remembered(here, runs_dir / "history" / history if history else None) as changed:
         session = Session(here, names, flow_run_id)
         for in_workers, block in groupby(names, lambda name: name in IN_WORKERS):
             with _monitored(here, effective) if in_workers else contextlib.nullcontext():
@@ -121,9 +132,26 @@ def _traceforge(
     if "compare" in names and summary["parity"]["verdict"] != "pass":
         raise ParityFailed(
             f"Run {here.run_id}: a strategy does not agree with the oracle. The report says where and by how much: "
-            f"{here.stage_dir('compare') / 'report.md'}"
+            f"{here.stage_dir('compare') / 'report.md'}" + "".join(f"\n{sentence}" for sentence in changed)
         )
     return summary
+
+
+@contextlib.contextmanager
+def _remembered(run: Run, history: Path | None) -> Iterator[list[str]]:
+    """Add the run to the history when the block is done, or has failed; a run that was stopped says nothing about
+    anything. Afterwards the list yielded holds what changed since runs were good, if this one is not."""
+    changed: list[str] = []
+    if history is None:
+        yield changed
+        return
+    try:
+        yield changed
+    except Exception as error:
+        add_to_history(run, history, str(error) or type(error).__name__)
+        raise
+    if (sentence := add_to_history(run, history)) is not None:
+        changed.append(sentence)
 
 
 def _perform(name: str, config: RunConfig, run: Run, session: Session, refresh: bool) -> None:

@@ -87,7 +87,7 @@ def test_a_run_that_ended_early_is_recorded_with_its_reason_and_what_it_did_not_
     tmp_path: Path,
 ) -> None:
     run = Run.create(tmp_path, "night-9")
-    entry = failed_entry(run, TraceForgeError("oracle: worker 0 ended with exit status 1\nlog ..."))
+    entry = failed_entry(run, "oracle: worker 0 ended with exit status 1\nlog ...")
     assert (entry.verdict, entry.reason) == ("error", "oracle: worker 0 ended with exit status 1")
     before = replace(GOOD, surroundings=entry.surroundings | {"data order": "abc", "torch": "0.1"})
     change = blame([before, entry])

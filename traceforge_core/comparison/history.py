@@ -103,11 +103,10 @@ def entry_of(run: Run) -> Entry:
     return Entry(run.run_id, finished, report["verdict"], reason, str(run.path), surroundings(run), figures)
 
 
-def failed_entry(run: Run, error: BaseException) -> Entry:
-    """A run that ended before its comparison: a new version may do that too."""
+def failed_entry(run: Run, error: str) -> Entry:
+    """A run that ended before its comparison, and why: a new version may do that too."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    message = (str(error) or type(error).__name__).strip().splitlines()[0]
-    return Entry(run.run_id, now, "error", message, str(run.path), surroundings(run))
+    return Entry(run.run_id, now, "error", error.strip().split("\n")[0], str(run.path), surroundings(run))
 
 
 def surroundings(run: Run) -> dict[str, str]:

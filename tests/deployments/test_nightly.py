@@ -1,0 +1,225 @@
+"""The nightly regression on a real server: brought forward, good and bad, its history, and the alarm's webhook."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+# Enough to be a real night, little enough to wait for.
+SHORT = {
+    "datasets": {"preference": {"max_pairs_per_case": 1}},
+    "sft": {"max_steps": 2},
+    "preference": {"max_steps": 2},
+    "comparison": {"gradient_steps": 2, "oracle_max_length": 256, "oracle_steps": 2},
+    "monitoring": {"enabled": False},
+}
+STAGES = ["ingest", "model", "datasets", "sft", "oracle", "branch_parallel", "compare"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@dataclass
+class Receiver:
+    """A webhook on this machine, and what was posted to it."""
+
+    url: str
+    received: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Night:
+    url: str
+    env: dict[str, str]
+    runs_dir: Path
+    webhook: Receiver
+
+    def post(self, path: str, **body: Any) -> Any:
+        answer = httpx.post(f"{self.url}/{path}", json=body, timeout=30)
+        answer.raise_for_status()
+        return answer.json()
+
+    def deployment(self) -> dict[str, Any]:
+        [found] = [d for d in self.post("deployments/filter") if d["name"] == "nightly-regression"]
+        return found
+
+    def next_night(self) -> str:
+        """The id of the next scheduled run. (The scheduler of the server makes them ahead of time.)"""
+        wanted = {"deployment_id": {"any_": [self.deployment()["id"]]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+        found: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            found[:] = self.post("flow_runs/filter", flow_runs=wanted, sort="EXPECTED_START_TIME_ASC")
+            return bool(found)
+
+        wait_for(there, 120)
+        assert found[0]["auto_scheduled"] and "T0" in found[0]["expected_start_time"]
+        return found[0]["id"]
+
+    def bring_forward(self, *nights: str, **config: Any) -> None:
+        """Let nights begin now: as if the time had come."""
+        for night in nights:
+            told = {"config": SHORT | config, "stages": STAGES, "runs_dir": str(self.runs_dir), "history": "nightly"}
+            answer = httpx.patch(f"{self.url}/flow_runs/{night}", json={"parameters": told}, timeout=30)
+            answer.raise_for_status()
+        now = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
+        for night in nights:
+            state = {"type": "SCHEDULED", "name": "Scheduled", "state_details": {"scheduled_time": now}}
+            self.post(f"flow_runs/{night}/set_state", state=state, force=True)
+
+    def state(self, night: str) -> tuple[str, str]:
+        run = httpx.get(f"{self.url}/flow_runs/{night}", timeout=30).json()
+        return run["state_name"], run["state"]["message"] or ""
+
+    def wait(self, night: str, seconds: float = 300) -> tuple[str, str]:
+        wait_for(lambda: self.state(night)[0] in ("Completed", "Failed", "Crashed", "Cancelled"), seconds)
+        return self.state(night)
+
+    def history(self) -> list[tuple[str, str]]:
+        with contextlib.closing(sqlite3.connect(self.runs_dir / "history" / "nightly.sqlite")) as connection:
+            return connection.execute("SELECT verdict, reason FROM runs ORDER BY finished").fetchall()
+
+    def artifact(self, night: str, key: str) -> str:
+        found = self.post("artifacts/filter", artifacts={"flow_run_id": {"any_": [night]}, "key": {"any_": [key]}})
+        return found[-1]["data"]
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def webhook() -> Iterator[Receiver]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            receiver.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    receiver = Receiver(f"http://127.0.0.1:{server.server_port}/alarm")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield receiver
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory, webhook: Receiver) -> Iterator[Night]:
+    home = tmp_path_factory.mktemp("prefect")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PREFECT_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    env |= {"PREFECT_SERVER_API_PORT": str(port), "TRACEFORGE_WEBHOOK_URL": webhook.url}
+    # The server looks for deployments that need runs every 5 s by default, for events of automations at once.
+    with subprocess.Popen(
+        [sys.executable, "-m", "deployments.serve"],
+        cwd=REPOSITORY,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            told = ""
+            for line in process.stdout:
+                told += line
+                if "prefect deployment run" in line:
+                    break
+            assert "prefect deployment run" in told, told
+            yield Night(f"http://127.0.0.1:{port}/api", env, tmp_path_factory.mktemp("runs"), webhook)
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+        finally:
+            for each in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    if each.environ().get("PREFECT_HOME") == str(home) and each.pid != os.getpid():
+                        each.kill()
+
+
+def test_a_good_night_is_recorded_and_raises_no_alarm(night: Night) -> None:
+    run = night.next_night()
+    night.bring_forward(run)
+    assert night.wait(run)[0] == "Completed", night.state(run)
+    assert [verdict for verdict, _ in night.history()] == ["pass"]
+    assert "data:image/png;base64," in night.artifact(run, "comparison-trend")
+    assert night.webhook.received == []
+
+
+def test_a_bad_night_fails_is_recorded_with_its_report_and_calls_the_webhook(night: Night) -> None:
+    run = night.next_night()
+    # No strategy agrees to so many digits: what a regression looks like.
+    strict = SHORT["comparison"] | {"loss_atol": 1e-15, "gradient_rtol": 1e-15, "adapter_rtol": 1e-15}  # type: ignore[operator]
+    night.bring_forward(run, comparison=strict)
+    state, message = night.wait(run)
+    assert state == "Failed" and "does not agree with the oracle" in message
+    # The same code and versions as the night before, and the message says that.
+    assert "Nothing that is recorded changed" in message
+    assert [verdict for verdict, _ in night.history()] == ["pass", "fail"]
+    assert "Verdict: **fail**" in night.artifact(run, "compare-report")
+    assert "fail" in night.artifact(run, "comparison-trend")
+
+    wait_for(lambda: bool(night.webhook.received), 60)
+    [posted] = night.webhook.received
+    assert posted["flow_run"] == run and posted["state"] == "Failed" and run in posted["url"]
+    assert "nightly-regression is Failed" in posted["text"] and "does not agree with the oracle" in posted["text"]
+
+
+def test_nights_that_were_missed_come_together_and_only_one_is_worked_on(night: Night) -> None:
+    first = night.next_night()
+    wanted = {"deployment_id": {"any_": [night.deployment()["id"]]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+    others = [run["id"] for run in night.post("flow_runs/filter", flow_runs=wanted) if run["id"] != first][:2]
+    before = len(night.history())
+    night.bring_forward(first, *others)
+    ended = sorted(night.wait(run)[0] for run in (first, *others))
+    assert ended == ["Cancelled", "Cancelled", "Completed"]
+    assert len(night.history()) == before + 1
+    assert len(night.webhook.received) == 1, "a cancelled night is no alarm"
+
+
+def test_setting_up_again_changes_nothing(night: Night) -> None:
+    def alarms() -> list[dict[str, Any]]:
+        return [a for a in night.post("automations/filter") if a["name"].startswith("TraceForge")]
+
+    [before] = alarms()
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.setup"],
+        cwd=REPOSITORY,
+        env=night.env | {"PREFECT_API_URL": night.url},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    [after] = alarms()
+    assert (after["id"], after["trigger"]["expect"], after["actions"]) == (
+        before["id"],
+        before["trigger"]["expect"],
+        before["actions"],
+    )
