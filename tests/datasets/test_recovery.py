@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from traceforge_core.datasets.recovery import recoveries, stated_returncode
+from traceforge_core.datasets.pairs import survey
+from traceforge_core.datasets.recovery import recoveries, refers_to_unseen, stated_returncode
 from traceforge_core.trajectories.model import Action, Message, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -34,6 +35,41 @@ def test_another_kind_of_attempt_is_no_recovery(make_run: Make) -> None:
 
 def test_the_same_call_again_is_no_recovery(make_run: Make) -> None:
     assert positions(make_run, ("pytest x", 1), ("sed -i s/a/b/ x", 0), ("pytest x", 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "call", "refers"),
+    [
+        ("Let me list the folder.", "ls -a", False),
+        ("The earlier command failed.", "ls -a", True),
+        ("That didn't work, so I look into the folder.", "ls -a", True),
+        ("Let me try again.", "ls -a", True),
+        ("The sed expression failed.", "ls -a", False),  # of what the prompt shows, for all a rule can tell
+        ("I mend missing_name.", "ls -a", True),  # said by the observation of the failure, and nowhere before it
+        ("I mend it.", "pip install widgets", True),  # in quotes there
+        ("I mend it.", "ls src/given_name.py", False),  # the task names it
+        ("I mend it.", "ls -l own_name.py", False),  # the failed turn names it too
+        ("```bash\necho again\n```", "ls", False),  # a command is no look back
+    ],
+)
+def test_a_turn_that_refers_to_the_failure_is_told_from_one_that_does_not(
+    make_run: Make, words: str, call: str, refers: bool
+) -> None:
+    messages = make_run("c", "r", [("ls own_name.py", 1), (call, 0)], task="Mend given_name.py").messages
+    messages[3].content = "<returncode>1</returncode> missing_name in given_name.py and own_name.py, no 'widgets'"
+    messages[4].content, messages[4].reasoning = words, None
+    assert recoveries(messages, 3) == ([] if call.startswith("pip") else [(2, 4)])
+    assert refers_to_unseen(messages, 2, 4) is refers
+    messages[4].content, messages[4].reasoning = "", words
+    assert refers_to_unseen(messages, 2, 4) is refers
+
+
+def test_recoveries_that_refer_to_the_failure_make_no_candidate_and_are_counted(make_run: Make) -> None:
+    run = make_run("c", "r", [("sed a", 1), ("sed b", 0), ("cat a", 1), ("cat b", 0)])
+    run.messages[4].content = "The last command failed, so I take the other file."
+    surveyed = survey(0, run, 3)
+    assert [(failed, worked) for failed, worked, _ in surveyed.recoveries] == [(6, 8)]
+    assert surveyed.refused_recoveries == 1
 
 
 def test_a_recovery_that_comes_too_late_is_none(make_run: Make) -> None:

@@ -52,6 +52,9 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
     report = DatasetReport(settings)
 
     records, candidates_in_all = _survey(corpus, settings)
+    report.dropped_pairs["recovery: refers to what the prompt does not show"] += sum(
+        record.refused_recoveries for record in records
+    )
     ready = _ready(config, corpus, renderer, inputs["model"], report)
     cases = {record.case for record in records} | {candidate.case for found in ready.values() for candidate in found}
     side_of = split_cases(cases, settings.split)

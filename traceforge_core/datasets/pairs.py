@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from traceforge_core.config import Miner
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.messages import prompt_hash
-from traceforge_core.datasets.recovery import recoveries
+from traceforge_core.datasets.recovery import recoveries, refers_to_unseen
 from traceforge_core.trajectories.model import Message, OutcomeLabel, Trajectory
 
 
@@ -43,7 +43,8 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Surveyed:
     """What mining needs to know of a trajectory: `number` in the corpus, `head` messages before the first turn, `stop`
-    behind the last turn, sizes in characters, recoveries as (failed, worked, size)."""
+    behind the last turn, sizes in characters, recoveries as (failed, worked, size), and how many more there were whose later turn refers to what its prompt would
+    not show."""
 
     number: int
     trajectory_id: str
@@ -55,6 +56,7 @@ class Surveyed:
     head_size: int
     completion_size: int
     recoveries: tuple[tuple[int, int, int], ...]
+    refused_recoveries: int
 
 
 def survey(number: int, trajectory: Trajectory, recover_within: int) -> Surveyed:
@@ -63,7 +65,8 @@ def survey(number: int, trajectory: Trajectory, recover_within: int) -> Surveyed
     head = turns[0] if turns else len(messages)
     stop = turns[-1] + 1 if turns else head
     sizes = [size_of(message) for message in messages]
-    found = recoveries(messages, recover_within) if recover_within else []
+    every = recoveries(messages, recover_within) if recover_within else []
+    found = [(failed, worked) for failed, worked in every if not refers_to_unseen(messages, failed, worked)]
     return Surveyed(
         number=number,
         trajectory_id=trajectory.trajectory_id,
@@ -75,6 +78,7 @@ def survey(number: int, trajectory: Trajectory, recover_within: int) -> Surveyed
         head_size=sum(sizes[:head]),
         completion_size=sum(sizes[head:stop]),
         recoveries=tuple((f, w, sum(sizes[:f]) + sizes[f] + sizes[w]) for f, w in found),
+        refused_recoveries=len(every) - len(found),
     )
 
 
