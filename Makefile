@@ -1,5 +1,6 @@
 # make demo    install everything into .venv and run the whole pipeline on the shipped samples
 # make test    run every test       make lint    formatting, style and types
+# make docs    the documentation site into site/, without a network
 # make serve   Prefect server, worker and all deployments, until Ctrl-C
 # All paths are relative, so that the checkout may lie anywhere, also below a folder with a space in its name.
 
@@ -7,7 +8,7 @@ SHELL := /bin/sh
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test lint serve install install-dev clean
+.PHONY: help demo test lint docs serve install install-dev clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -22,6 +23,10 @@ lint: .venv/.installed-dev
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
+
+docs: .venv/.installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "site/index.html"
 
 serve: .venv/.installed
 	@$(PY) -m deployments.serve
