@@ -59,6 +59,7 @@ def pages() -> dict[str, str]:
         "reference/command-line.md": command_line_page(),
         "reference/presets.md": presets_page(),
         "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+        "benchmarks-log.md": (ROOT / "benchmarks" / "LOG.md").read_text(encoding="utf-8"),
     }
 
 

@@ -56,7 +56,8 @@ def test_the_site_builds_strictly_and_offline_with_every_page(site: Path) -> Non
     built = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")} - {"404"}
     written = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     written = {name.replace("README", "index") for name in written if not name.startswith("figures/")}
-    made = {"reference/configuration", "reference/command-line", "reference/presets", "contributing"}
+    made = {f"reference/{name}" for name in ("configuration", "command-line", "presets")}
+    made |= {"contributing", "benchmarks-log"}
     assert built == written | made
 
 
@@ -119,6 +120,14 @@ def test_plots_of_benchmarks_join_the_page_that_asks_for_them(
     monkeypatch.setattr(generated, "ROOT", tmp_path)
     page = generated.on_page_markdown("a\n\n<!-- figures -->\n\nb", None, None, None)
     assert page == "a\n\n## Long context\n\n![Long context](figures/long-context.png)\n\nOn an H200.\n\nb"
+
+
+def test_seconds_and_memory_on_the_benchmarks_page_stand_in_the_log() -> None:
+    page, log = (path.read_text(encoding="utf-8") for path in (DOCS / "benchmarks.md", ROOT / "benchmarks" / "LOG.md"))
+    measured = re.findall(r"\| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(measured) >= 8
+    for seconds, gib in measured:
+        assert re.search(rf"\| {re.escape(seconds)}\b[^|]*\| {re.escape(gib)} \|", log), (seconds, gib)
 
 
 def test_drawings_are_whole_and_say_what_they_show() -> None:
