@@ -74,7 +74,8 @@ class SftDataConfig(Section):
     style: Literal["blocks", "native"] = Field(
         "blocks",
         description="blocks: one sample an assistant turn, the history as [ROLE #idx] blocks in one user message. "
-        "native: one sample a trajectory, chat messages with tool calls, loss on every assistant turn.",
+        "native: one sample a trajectory (more where it is longer than max_length), chat messages with tool calls, "
+        "loss on every assistant turn.",
     )
     max_length: Positive = Field(
         32768,
@@ -86,13 +87,21 @@ class SftDataConfig(Section):
     outcomes: Literal["resolved", "all"] = Field(
         "all", description="resolved: learn only from runs known to have solved their case. all: from every run."
     )
-    max_samples: Positive | None = Field(None, description="Keep at most this many samples, spread evenly; empty: all.")
+    max_samples: Positive | None = Field(
+        None, description="Keep at most this many samples (native: trajectories), spread evenly; empty: all."
+    )
 
 
 class SampledConfig(Section):
     """How the miner `sampled` draws turns from the current policy."""
 
     adapter: str | None = Field(None, description="Folder of the adapter that is the policy; empty: the base model.")
+    sides: list[Literal["rejected", "chosen"]] = Field(
+        ["rejected", "chosen"],
+        min_length=1,
+        description="What a drawn turn may be. rejected: drawn where the recorded turn worked, and a rule faults it. "
+        "chosen: drawn where the recorded turn failed, and it makes the call that the run later made with success.",
+    )
     histories: Positive = Field(64, description="At how many recorded turns to draw, spread over the corpus.")
     draws: Positive = Field(2, description="Turns drawn at each.")
     new_tokens: Positive = Field(512, description="Longest drawn turn in tokens; one that does not end is not used.")
@@ -109,7 +118,7 @@ class PreferenceDataConfig(Section):
         min_length=1,
         description="outcome: resolved against unresolved runs with an equal prompt. recovery: inside one run, a "
         "failed action against the later one that worked, after the same history. given: pairs from the file `given`. "
-        "sampled: a recorded turn that worked against one that the current policy draws there and a rule faults.",
+        "sampled: a recorded turn against one that the current policy draws there and a rule judges (sampled.sides).",
     )
     given: str | None = Field(None, description="JSONL of ready pairs: prompt, chosen, rejected (message lists).")
     sampled: SampledConfig = Field(default_factory=SampledConfig, description="Turns drawn from the current policy.")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from traceforge_core.config import PreferenceDataConfig, SampledConfig, load_config
+from traceforge_core.config import PreferenceDataConfig, load_config
 from traceforge_core.datasets.build import build_datasets
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.drawing import generate
 from traceforge_core.datasets.preference import preference_pairs
-from traceforge_core.datasets.sampled import fault_of, sampled_candidates
+from traceforge_core.datasets.sampled import fault_of, merit_of, sampled_candidates
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.chat import ChatRenderer
 from traceforge_core.modeling.prepare import prepare_model
@@ -24,6 +24,10 @@ from traceforge_core.trajectories.model import Action, Message, Trajectory
 
 Make = Callable[..., Trajectory]
 STEPS = [("ls", 0), ("sed a", 1), ("sed b", 0)]
+
+
+def settings(max_length: int = 4096, **sampled: Any) -> PreferenceDataConfig:
+    return PreferenceDataConfig.model_validate({"max_length": max_length, "sampled": sampled})
 
 
 def call(name: str, arguments: Any) -> str:
@@ -85,7 +89,7 @@ def test_a_faulty_drawn_turn_stands_against_the_recorded_one_as_it_was_written(
         return [renderer.tokens(texts) for _ in prompts]
 
     dropped: Counter[str] = Counter()
-    candidates = sampled_candidates(corpus, renderer, SampledConfig(new_tokens=50), 4096, draw, dropped)
+    candidates = sampled_candidates(corpus, renderer, settings(new_tokens=50, sides=["rejected"]), draw, dropped)
     assert dropped == {"sampled: no fault found": 2, "sampled: did not end": 2}
     expected = [renderer.encode_completion(run.messages[:t], [run.messages[t]], run.tools).prompt_ids for t in (2, 6)]
     assert seen == [expected]  # the turn that failed is not one to be chosen
@@ -95,6 +99,41 @@ def test_a_faulty_drawn_turn_stands_against_the_recorded_one_as_it_was_written(
         assert pair.miner == "sampled"
         assert renderer.tokenizer.decode(pair.rejected_ids.tolist()) == "I give up.<|im_end|>"
         assert pair.rejected_mask.all()
+
+
+@pytest.mark.parametrize(
+    ("text", "merit"),
+    [
+        (call("bash", {"command": "sed b\n"}), "makes the call that worked"),
+        (call("bash", {"command": "sed c"}), None),  # perhaps good, but nothing says so
+        (call("bash", {"command": "sed a"}), None),
+        (call("bash", {"command": "sed b"}) + call("bash", {"command": "ls"}), None),
+        ("sed b", None),
+    ],
+)
+def test_merits_of_a_turn_in_the_place_of_one_that_failed(make_run: Make, text: str, merit: str | None) -> None:
+    messages = make_run("c", "r", STEPS).messages
+    assert merit_of(text, messages[:4], messages[4], messages[6], make_run("c", "r", STEPS).tools) == merit
+
+
+def test_a_drawn_turn_that_makes_the_call_that_worked_is_chosen_against_the_recorded_failure(
+    renderer: ChatRenderer, make_run: Make, ingested: Callable[[list[Trajectory]], Path]
+) -> None:
+    run = make_run("c", "r", STEPS)
+    run.messages[6].content = "The last command failed."  # keeps it out of `recovery`, and does not matter here
+    good = call("bash", {"command": "sed b"})
+    drawn = [renderer.tokens([good + "<|im_end|>", "No call.<|im_end|>"])]
+    dropped: Counter[str] = Counter()
+    candidates = sampled_candidates(
+        Corpus(ingested([run])), renderer, settings(sides=["chosen"]), lambda prompts: drawn[: len(prompts)], dropped
+    )
+    assert dropped == {"sampled: not known to be good": 1}
+    (pair,) = preference_pairs([("c", [candidates])], renderer, PreferenceDataConfig(), dropped)
+    assert pair.rejected == [run.messages[4]] and pair.rejected_trajectory == "c-r"
+    assert [message.content for message in pair.chosen] == [good]
+    assert pair.chosen_trajectory == "c-r/drawn-0"
+    assert renderer.tokenizer.decode(pair.chosen_ids.tolist()) == good + "<|im_end|>"
+    assert pair.chosen_mask.all() and pair.prompt == run.messages[:4]
 
 
 def test_histories_are_spread_and_those_too_long_to_draw_at_are_counted(
@@ -108,9 +147,9 @@ def test_histories_are_spread_and_those_too_long_to_draw_at_are_counted(
         return [[] for _ in prompts]
 
     dropped: Counter[str] = Counter()
-    sampled_candidates(corpus, renderer, SampledConfig(histories=6), 4096, draw, dropped)
+    sampled_candidates(corpus, renderer, settings(histories=6), draw, dropped)
     assert (counts, dropped) == ([6], {})
-    assert sampled_candidates(corpus, renderer, SampledConfig(histories=6), 600, draw, dropped) == []
+    assert sampled_candidates(corpus, renderer, settings(600, histories=6), draw, dropped) == []
     assert (counts, dropped) == ([6], {"sampled: too long to draw at": 6})
 
 

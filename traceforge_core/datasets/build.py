@@ -79,12 +79,7 @@ def _ready(
         from traceforge_core.datasets.drawing import draw
 
         ready["sampled"] = sampled_candidates(
-            corpus,
-            renderer,
-            preference.sampled,
-            preference.max_length,
-            lambda prompts: draw(config, model_dir, prompts),
-            report.dropped_pairs,
+            corpus, renderer, preference, lambda prompts: draw(config, model_dir, prompts), report.dropped_pairs
         )
     return ready
 

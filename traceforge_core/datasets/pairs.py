@@ -43,8 +43,8 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Surveyed:
     """What mining needs to know of a trajectory: `number` in the corpus, `head` messages before the first turn, `stop`
-    behind the last turn, sizes in characters, recoveries as (failed, worked, size), and how many more there were whose later turn refers to what its prompt would
-    not show."""
+    behind the last turn, sizes in characters, recoveries as (failed, worked, size), and how many more there were whose
+    later turn refers to what its prompt would not show."""
 
     number: int
     trajectory_id: str

@@ -6,7 +6,9 @@
 `blocks`: one sample an assistant turn. The prompt is one user message with the history as text (see `blocks`), the
 completion the turn's reasoning, text and calls through the chat template. Each message is tokenised once for all turns
 that have it in their history. `native`: one sample a trajectory, chat messages with tool calls, loss on every trainable
-turn. Either way a history that is too long loses whole messages from its middle, and a completion is never cut.
+turn. Either way a history that is too long loses whole messages from its middle, and a completion is never cut. Turns
+that `native` leaves out of the middle are learned in further samples of the same trajectory, each of which ends where
+the one after it begins: every trainable turn is learned exactly once, or counted as too long.
 """
 
 from __future__ import annotations
@@ -81,9 +83,7 @@ def sft_samples(
         if maker:
             yield from maker.samples(trajectory, wanted, dropped)
         else:
-            sample = _native_sample(trajectory, renderer, config, dropped)
-            if sample:
-                yield sample
+            yield from _native_samples(trajectory, renderer, config, dropped)
 
 
 class _BlockMaker:
@@ -201,19 +201,33 @@ class _BlockMaker:
         return self.renderer.tokens([whole])[0] == [token for piece in pieces for token in piece]
 
 
-def _native_sample(
+def _native_samples(
     trajectory: Trajectory, renderer: ChatRenderer, config: SftDataConfig, dropped: Counter[str]
-) -> SftSample | None:
-    last = max(turn for turn in trajectory.turns if is_learnable(trajectory.messages[turn]))
-    messages = trajectory.messages[: last + 1]
-    try:
-        trimmed, encoded = _encode_within(messages, trajectory, renderer, config.max_length)
-    except RenderingError:
-        dropped["chat template would lose text"] += 1
-        return None
-    if encoded is None:
-        dropped["too long"] += 1
-        return None
+) -> Iterator[SftSample]:
+    """From the end to the beginning: a sample with as many turns as fit, then one with those before them. A turn that
+    does not fit even alone behind the head is counted in `dropped`."""
+    learnable = [turn for turn in trajectory.turns if is_learnable(trajectory.messages[turn])]
+    end = learnable[-1]
+    while learnable:
+        last = learnable[-1]
+        try:
+            trimmed, encoded = _encode_within(trajectory.messages[: last + 1], trajectory, renderer, config.max_length)
+        except RenderingError:
+            dropped["chat template would lose text"] += 1
+            return
+        if encoded is None:
+            dropped["too long"] += 1
+            learnable.pop()
+            continue
+        identity = trajectory.trajectory_id if last == end else f"{trajectory.trajectory_id}#to-{last}"
+        yield _native_sample(trajectory, identity, encoded, trimmed, config)
+        first_kept = trajectory.turns[0] + trimmed
+        learnable = [turn for turn in learnable if turn < first_kept] if trimmed else []
+
+
+def _native_sample(
+    trajectory: Trajectory, identity: str, encoded: Encoded, trimmed: int, config: SftDataConfig
+) -> SftSample:
     ids, mask = encoded.input_ids, encoded.assistant_mask
     if config.loss_on == "everything":
         labels = list(ids)
@@ -224,7 +238,7 @@ def _native_sample(
         labels = [token if mark else IGNORED for token, mark in zip(ids, mask, strict=True)]
     border = encoded.turns[0].text_start
     return SftSample(
-        sample_id=trajectory.trajectory_id,
+        sample_id=identity,
         case=trajectory.case,
         trajectory_id=trajectory.trajectory_id,
         turn=WHOLE_TRAJECTORY,
