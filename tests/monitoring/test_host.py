@@ -76,7 +76,7 @@ def test_grandchildren_are_seen_and_ignored_processes_are_not(tmp_path: Path) ->
             assert server.pid not in pids
             assert parent.pid in pids and len(pids) >= 2
         finally:
-            for pid in host.descendants(os.getpid()):
+            for pid in (*host.descendants(parent.pid), parent.pid, server.pid):
                 os.kill(pid, 9)
 
 
