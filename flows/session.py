@@ -92,7 +92,8 @@ class Session:
 def last_session(run: Run) -> dict[str, Any]:
     """What the last call on a run wrote down; {} where there was none."""
     try:
-        return json.loads((run.path / FILE_NAME).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((run.path / FILE_NAME).read_text(encoding="utf-8"))
+        return content
     except (OSError, ValueError):
         return {}
 

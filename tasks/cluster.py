@@ -117,9 +117,12 @@ def _ray(config: IngestConfig) -> TaskRunner[Any]:
         from prefect_ray import RayTaskRunner
     except ImportError:
         raise _missing("ray") from None
+    runner: TaskRunner[Any]
     if config.cluster_address:
-        return RayTaskRunner(address=config.cluster_address)
-    return RayTaskRunner(init_kwargs={"num_cpus": _workers(config), "include_dashboard": False})
+        runner = RayTaskRunner(address=config.cluster_address)
+    else:
+        runner = RayTaskRunner(init_kwargs={"num_cpus": _workers(config), "include_dashboard": False})
+    return runner
 
 
 def _workers(config: IngestConfig) -> int:

@@ -34,7 +34,7 @@ def perform_stage(name: str, config: RunConfig, run: Run, refresh: bool, **how: 
 class _Forward(logging.Handler):
     """Hands log lines to a Prefect run's logger, which carries the run's id into any thread."""
 
-    def __init__(self, run_logger: logging.Logger | logging.LoggerAdapter) -> None:
+    def __init__(self, run_logger: logging.Logger | logging.LoggerAdapter[Any]) -> None:
         super().__init__(logging.INFO)
         self._run_logger = run_logger
 
@@ -43,7 +43,7 @@ class _Forward(logging.Handler):
 
 
 @contextlib.contextmanager
-def logs_to(run_logger: logging.Logger | logging.LoggerAdapter) -> Iterator[None]:
+def logs_to(run_logger: logging.Logger | logging.LoggerAdapter[Any]) -> Iterator[None]:
     """Send this project's log lines to a Prefect run, from whichever thread they come. The innermost block has them."""
     handler = _Forward(run_logger)
     before = {}

@@ -101,7 +101,8 @@ def write_card(
 
 def is_on_hub(model: Mapping[str, Any]) -> bool:
     """Whether model.json names a hub id (and not a folder, whose name would mean nothing to others)."""
-    return model["name"] != "tiny" and model["weights"] == model["name"]
+    named: bool = model["name"] != "tiny" and model["weights"] == model["name"]
+    return named
 
 
 def _data(figures: Mapping[str, Any]) -> str:
@@ -175,7 +176,8 @@ def _configuration(config: RunConfig, stage: str) -> str:
         kept["preference"] = tree["preference"]
     kept["model"].pop("name")
     kept["datasets"]["preference"].pop("given")
-    return yaml.safe_dump(kept, sort_keys=False)
+    text: str = yaml.safe_dump(kept, sort_keys=False)
+    return text
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

@@ -468,7 +468,8 @@ def _parse_assignment(assignment: str) -> dict[str, Any]:
     tree: Any = value
     for part in reversed(name.strip().split(".")):
         tree = {part: tree}
-    return tree
+    whole: dict[str, Any] = tree
+    return whole
 
 
 def _is_plain_exponent(text: str) -> bool:

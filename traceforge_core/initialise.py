@@ -178,7 +178,7 @@ def _section(section: Any, given: dict[str, Any], prefix: str, indent: str) -> s
 
 
 def _yaml(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000)
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000)
     return text.removesuffix("...\n").strip()
 
 

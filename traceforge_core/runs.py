@@ -143,7 +143,9 @@ class Run:
     def failure(self, stage: str) -> str | None:
         """Why the last attempt at this stage failed, or None."""
         try:
-            return json.loads((self.partial_dir(stage) / "failure.json").read_text(encoding="utf-8"))["message"]
+            failure = json.loads((self.partial_dir(stage) / "failure.json").read_text(encoding="utf-8"))
+            message: str = failure["message"]
+            return message
         except (OSError, ValueError, KeyError):
             return None
 
@@ -309,7 +311,8 @@ def fingerprint_tree(path: Path) -> str:
 def read_figures(stage_dir: Path) -> Figures:
     """The figures in a finished stage's manifest; empty where there is no manifest."""
     try:
-        return json.loads((stage_dir / "manifest.json").read_text(encoding="utf-8"))["figures"]
+        content: Figures = json.loads((stage_dir / "manifest.json").read_text(encoding="utf-8"))["figures"]
+        return content
     except (OSError, ValueError, KeyError):
         return {}
 

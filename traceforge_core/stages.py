@@ -39,7 +39,8 @@ class Stage:
 
     def load(self) -> StageFunction:
         module, _, name = self.function.partition(":")
-        return getattr(import_module(module), name)
+        function: StageFunction = getattr(import_module(module), name)
+        return function
 
 
 # Beside the trainer's own section: what the comparison wants recorded, and on which pairs.

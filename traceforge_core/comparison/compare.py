@@ -78,7 +78,8 @@ def together(outcome: str, exact: dict[str, Any] | None) -> str:
     first cannot tell, the second decides."""
     if exact is None or outcome == "fail":
         return outcome
-    return exact["outcome"]
+    told: str = exact["outcome"]
+    return told
 
 
 def _compared_folder(strategy: Path) -> Path:
@@ -91,7 +92,10 @@ def _evaluation(inputs: Mapping[str, Path]) -> dict[str, Any] | None:
     if "evaluate" not in inputs:
         return None
     try:
-        return json.loads((inputs["evaluate"] / "evaluation.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] | None = json.loads(
+            (inputs["evaluate"] / "evaluation.json").read_text(encoding="utf-8")
+        )
+        return content
     except (OSError, ValueError):
         return None
 

@@ -119,7 +119,8 @@ def read_floor(folder: Path) -> Floor:
 def read_exact(folder: Path) -> dict[str, Any]:
     """What the comparison in float32 said of each strategy; {} where there was none."""
     try:
-        return json.loads((folder / "exact.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((folder / "exact.json").read_text(encoding="utf-8"))
+        return content
     except OSError:
         return {}
 

@@ -124,7 +124,8 @@ def read_steps(stage: Path) -> list[StepRecord]:
 def read_training(stage: Path) -> dict[str, Any]:
     """What a finished stage noted about its start and surroundings."""
     try:
-        return json.loads((stage / "training.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((stage / "training.json").read_text(encoding="utf-8"))
+        return content
     except (OSError, ValueError) as error:
         raise TraceForgeError(f"{stage} has no training.json ({error}). Run that stage again.") from None
 

@@ -128,6 +128,7 @@ class _Loaded:
 
 def _failure(job: Job) -> str | None:
     try:
-        return json.loads((job.out_dir / "stopped.json").read_text(encoding="utf-8"))["message"]
+        content: str | None = json.loads((job.out_dir / "stopped.json").read_text(encoding="utf-8"))["message"]
+        return content
     except OSError:
         return None

@@ -24,11 +24,18 @@ byte-level pre-tokenisers split anyway, so the pieces give the tokens of the who
 from __future__ import annotations
 
 import json
+import re
 
 from traceforge_core.modeling.messages import called_actions
 from traceforge_core.trajectories.model import Message
 
 REQUEST = "Predict next action."
+
+
+SAFE_CUT = re.compile(r"(?<=\S\n)(?=[A-Za-z<\[`])")
+"""Behind a line end that ends a line with something in it, in front of a letter or bracket: pre-tokenisers split there
+whatever else stands on both sides."""
+LOOK_BACK = 4000
 
 
 def opening(case: str) -> str:
@@ -52,3 +59,14 @@ def body(message: Message) -> str:
         call = f'{{"name": {json.dumps(action.name, ensure_ascii=False)}, "arguments": '
         parts.append(f"<tool_call>\n{call}{json.dumps(action.arguments, ensure_ascii=False)}}}\n</tool_call>")
     return "\n".join(parts)
+
+
+def shared_start(text: str, completion: str) -> int:
+    """How many characters a turn's `body` and its completion begin with in common, up to the last place where both may
+    be cut for tokenising; 0 where there is no such place."""
+    if not text or text[0].isspace():
+        return 0
+    for cut in reversed([match.start() for match in SAFE_CUT.finditer(text, max(0, len(text) - LOOK_BACK))]):
+        if completion.startswith(text[:cut]):
+            return cut
+    return 0

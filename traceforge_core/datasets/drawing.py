@@ -47,7 +47,8 @@ def draw(config: RunConfig, model_dir: Path, prompts: Sequence[Sequence[int]]) -
             device=resolve_device(config.model),
         )
         launch(job, seats(job))
-        return json.loads((folder / DRAWN).read_text(encoding="utf-8"))
+        content: list[list[list[int]]] = json.loads((folder / DRAWN).read_text(encoding="utf-8"))
+        return content
 
 
 def work(job: Job, beat: Callable[[str], None]) -> None:

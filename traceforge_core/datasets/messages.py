@@ -108,12 +108,12 @@ def _text(content: Any, number: int) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return _clean(content)
+        return str(_clean(content))
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
         if len(texts) == len(parts):
-            return _clean("".join(texts))
+            return str(_clean("".join(texts)))
     raise ValueError(f"message {number} has content that is not text")
 
 

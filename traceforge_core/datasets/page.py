@@ -75,7 +75,8 @@ def write_data_page(run_path: Path, out_file: Path) -> Path:
 
 def _read_report(run_path: Path, stage: str) -> dict[str, Any]:
     try:
-        return json.loads((run_path / stage / "report.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((run_path / stage / "report.json").read_text(encoding="utf-8"))
+        return content
     except (OSError, ValueError):
         raise _missing(run_path, stage) from None
 

@@ -17,12 +17,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from traceforge_core.config import SftDataConfig
-from traceforge_core.datasets.blocks import REQUEST, block, opening
+from traceforge_core.datasets.blocks import REQUEST, block, body, opening, shared_start
 from traceforge_core.datasets.budget import fit_history, left_out_marker
-from traceforge_core.modeling.chat import ChatRenderer, Encoded, EncodedCompletion
+from traceforge_core.modeling.chat import ChatRenderer, Encoded
 from traceforge_core.modeling.messages import RenderingError
 from traceforge_core.trajectories.model import Message, Trajectory
 
@@ -93,6 +93,7 @@ class _BlockMaker:
         self.renderer = renderer
         self.config = config
         self._frames: dict[str, tuple[str, str]] = {}
+        self._prompt: str | None = None
         self._markers: dict[int, int] = {}
         self._pieces_are_exact = True
         self._trajectories = 0
@@ -100,18 +101,20 @@ class _BlockMaker:
     def samples(self, trajectory: Trajectory, turns: list[int], dropped: Counter[str]) -> Iterator[SftSample]:
         try:
             before, after = self._frame(trajectory)
-            completions = [self._completion(trajectory, turn) for turn in turns]
+            completions = {turn: self._completion(trajectory, turn) for turn in turns}
             shown = trajectory.messages[: turns[-1]]
             texts = [before + opening(trajectory.case), *(block(i, m) for i, m in enumerate(shown)), REQUEST + after]
-            pieces = self.renderer.tokens(texts)
+            pieces, completion_ids = self._tokens(trajectory, texts, completions)
             if self._trajectories % VERIFY_EVERY == 0 and self._pieces_are_exact:
-                self._pieces_are_exact = self._verify(trajectory, shown, texts, pieces)
+                self._pieces_are_exact = self._verify(trajectory, shown, texts, pieces, completions, completion_ids)
             self._trajectories += 1
+            if not self._pieces_are_exact:
+                completion_ids = self.renderer.tokens(list(completions.values()))
         except RenderingError:
             dropped["chat template would lose text"] += len(turns)
             return
-        for turn, completion in zip(turns, completions, strict=True):
-            sample = self._sample(trajectory, turn, completion, texts, pieces)
+        for (turn, completion), ids in zip(completions.items(), completion_ids, strict=True):
+            sample = self._sample(trajectory, turn, completion, ids, texts, pieces)
             if sample is None:
                 dropped["too long"] += 1
             else:
@@ -121,13 +124,14 @@ class _BlockMaker:
         self,
         trajectory: Trajectory,
         turn: int,
-        completion: EncodedCompletion,
+        completion: str,
+        completion_ids: list[int],
         texts: list[str],
         pieces: list[list[int]],
     ) -> SftSample | None:
         head = min(trajectory.turns[0], turn)
         lengths = [len(piece) for piece in pieces[1 : turn + 1]]
-        room = self.config.max_length - len(completion.completion_ids) - len(pieces[0]) - len(pieces[-1])
+        room = self.config.max_length - len(completion_ids) - len(pieces[0]) - len(pieces[-1])
         while True:
             fit = fit_history(lengths, head, room, self._marker_length)
             if fit is None:
@@ -137,15 +141,15 @@ class _BlockMaker:
             prompt = "".join([*texts[: 1 + head], *marker, *texts[rest], texts[-1]])
             if self._pieces_are_exact:
                 parts = [*pieces[: 1 + head], *self.renderer.tokens(marker), *pieces[rest], pieces[-1]]
-                prompt_ids = [token for part in parts for token in part]
+                prompt_ids = list(chain.from_iterable(parts))
             else:
                 prompt_ids = self.renderer.tokens([prompt])[0]
-            over = len(prompt_ids) + len(completion.completion_ids) - self.config.max_length
+            over = len(prompt_ids) + len(completion_ids) - self.config.max_length
             if over <= 0:
                 break
             room -= over  # lengths of pieces are an estimate where the tokenizer merges across them
-        input_ids = prompt_ids + completion.completion_ids
-        labels = [IGNORED] * len(prompt_ids) + completion.completion_ids
+        input_ids = prompt_ids + completion_ids
+        labels = [IGNORED] * len(prompt_ids) + completion_ids
         if self.config.loss_on == "everything":
             labels = input_ids
             if self._pieces_are_exact:
@@ -163,15 +167,38 @@ class _BlockMaker:
             trajectory_id=trajectory.trajectory_id,
             turn=turn,
             prompt=prompt,
-            completion=completion.completion_text,
+            completion=completion,
             input_ids=input_ids,
             labels=labels,
             trimmed_messages=fit.left_out,
         )
 
-    def _completion(self, trajectory: Trajectory, turn: int) -> EncodedCompletion:
+    def _completion(self, trajectory: Trajectory, turn: int) -> str:
         # The prompt is always one user message, so what the template writes for the turn does not depend on its text.
-        return self.renderer.encode_completion([Message("user", REQUEST)], [trajectory.messages[turn]])
+        prompt = [Message("user", REQUEST)]
+        if self._prompt is None:
+            self._prompt = self.renderer.render(prompt, add_generation_prompt=True)
+        return self.renderer.completion_text(self._prompt, prompt, [trajectory.messages[turn]])[0]
+
+    def _tokens(
+        self, trajectory: Trajectory, texts: list[str], completions: dict[int, str]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Tokens of the texts and of the completions; what a turn's block and its completion share, tokenised once."""
+        parts: list[tuple[str, ...]] = [(text,) for text in texts]
+        of_completions: list[tuple[str, ...]] = []
+        for turn, completion in completions.items():
+            cut = shared_start(body(trajectory.messages[turn]), completion)
+            of_completions.append((completion[:cut], completion[cut:]) if cut else (completion,))
+            if cut and turn + 1 < len(parts) - 1:  # the last turn's block is in no prompt
+                text = texts[turn + 1]
+                start = text.index("\n") + 1
+                parts[turn + 1] = (text[:start], text[start : start + cut], text[start + cut :])
+        strings = list(dict.fromkeys(chain.from_iterable([*parts, *of_completions])))
+        known = dict(zip(strings, self.renderer.tokens(strings), strict=True))
+        pieces, ids = (
+            [list(chain.from_iterable(map(known.__getitem__, part))) for part in of] for of in (parts, of_completions)
+        )
+        return pieces, ids
 
     def _frame(self, trajectory: Trajectory) -> tuple[str, str]:
         """What the template puts before and behind the text of the one user message."""
@@ -190,15 +217,25 @@ class _BlockMaker:
             self._markers[count] = len(self.renderer.tokens([left_out_marker(count) + "\n\n"])[0])
         return self._markers[count]
 
-    def _verify(self, trajectory: Trajectory, shown: list[Message], texts: list[str], pieces: list[list[int]]) -> bool:
-        """Whether the pieces give the very tokens of the whole prompt, and the prompt is what the template renders."""
+    def _verify(
+        self,
+        trajectory: Trajectory,
+        shown: list[Message],
+        texts: list[str],
+        pieces: list[list[int]],
+        completions: dict[int, str],
+        completion_ids: list[list[int]],
+    ) -> bool:
+        """Whether the pieces give the very tokens of the whole prompt and of the whole completions, and the prompt is
+        what the template renders."""
         content = opening(trajectory.case) + "".join(block(i, m) for i, m in enumerate(shown)) + REQUEST
         whole = self.renderer.render([Message("user", content)], trajectory.tools, add_generation_prompt=True)
         if whole != "".join(texts):
             raise RenderingError(
                 "The chat template changes the text of a user message; set model.chat_template=chatml."
             )
-        return self.renderer.tokens([whole])[0] == [token for piece in pieces for token in piece]
+        tokens = self.renderer.tokens([whole, *completions.values()])
+        return tokens == [list(chain.from_iterable(pieces)), *completion_ids]
 
 
 def _native_samples(
@@ -208,10 +245,12 @@ def _native_samples(
     does not fit even alone behind the head is counted in `dropped`."""
     learnable = [turn for turn in trajectory.turns if is_learnable(trajectory.messages[turn])]
     end = learnable[-1]
+    known: dict[str, list[int]] = {}
     while learnable:
         last = learnable[-1]
         try:
-            trimmed, encoded = _encode_within(trajectory.messages[: last + 1], trajectory, renderer, config.max_length)
+            messages = trajectory.messages[: last + 1]
+            trimmed, encoded = _encode_within(messages, trajectory, renderer, config.max_length, known)
         except RenderingError:
             dropped["chat template would lose text"] += 1
             return
@@ -251,11 +290,15 @@ def _native_sample(
 
 
 def _encode_within(
-    messages: list[Message], trajectory: Trajectory, renderer: ChatRenderer, max_length: int
+    messages: list[Message],
+    trajectory: Trajectory,
+    renderer: ChatRenderer,
+    max_length: int,
+    known: dict[str, list[int]],
 ) -> tuple[int, Encoded | None]:
     """Tokens of the messages, the oldest turns (each with the observations behind it) left out as far as it takes;
     None where the head and the last turn are too long already."""
-    encoded = renderer.encode(messages, trajectory.tools)
+    encoded = renderer.encode(messages, trajectory.tools, known)
     borders = [0, *(turn.start for turn in encoded.turns), encoded.turns[-1].end]
     lengths = [end - start for start, end in pairwise(borders)]
     positions = [turn for turn in trajectory.turns if turn < len(messages)]
@@ -266,7 +309,7 @@ def _encode_within(
         if fit is None:
             return 0, None
         trimmed = positions[fit.left_out] - positions[0]
-        encoded = renderer.encode(_without_middle(messages, positions[0], trimmed), trajectory.tools)
+        encoded = renderer.encode(_without_middle(messages, positions[0], trimmed), trajectory.tools, known)
         room -= max(1, encoded.turns[-1].end - max_length)  # the lengths were an estimate: a little less next time
     return trimmed, encoded
 

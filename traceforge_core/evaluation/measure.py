@@ -69,7 +69,8 @@ def token_logps(model: Any, ids: Sequence[int], positions: Sequence[int]) -> tup
 
 
 def _dtype(model: Any) -> torch.dtype:
-    return model.get_input_embeddings().weight.dtype
+    dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+    return dtype
 
 
 def score_pair(model: Any, row: dict[str, Any]) -> PairScore:

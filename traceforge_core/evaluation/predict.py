@@ -47,7 +47,8 @@ def predict(
     request = Request("predict", check_adapters(adapters), sample, new_tokens)
     with tempfile.TemporaryDirectory(prefix="traceforge-predict-") as scratch:
         run_worker(config, model_dir, datasets, request, Path(scratch))
-        return json.loads((Path(scratch) / "predictions.json").read_text(encoding="utf-8"))
+        content: list[dict[str, Any]] = json.loads((Path(scratch) / "predictions.json").read_text(encoding="utf-8"))
+        return content
 
 
 def render(answers: Sequence[Mapping[str, Any]], width: int = 110) -> str:

@@ -37,7 +37,8 @@ def count_rows(path: Path) -> int:
     if not path.is_file():
         return 0
     try:
-        return pq.read_metadata(path).num_rows
+        rows: int = pq.read_metadata(path).num_rows
+        return rows
     except (OSError, pa.ArrowException) as error:
         raise TraceForgeError(f"Cannot read {path}: {error}. Run the stage datasets again.") from None
 

@@ -223,7 +223,8 @@ def _scores(q: Tensor, k: Tensor, start: int, causal: bool, scale: float, window
 
 
 def _grouped(x: Tensor, kv_heads: int) -> Tensor:
-    return x.to(_wide(x.dtype)).unflatten(1, (kv_heads, -1))
+    split: Tensor = x.to(_wide(x.dtype)).unflatten(1, (kv_heads, -1))
+    return split
 
 
 def _math_forward(

@@ -37,7 +37,8 @@ def _chunk(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
     weight = getattr(head, "weight", None)
     if isinstance(weight, Tensor) and weight.is_floating_point() and not torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(weight.dtype)
-    return _SelectedLogProb.apply(head(hidden), targets)
+    log_probs: Tensor = _SelectedLogProb.apply(head(hidden), targets)  # type: ignore[no-untyped-call]
+    return log_probs
 
 
 class _SelectedLogProb(torch.autograd.Function):

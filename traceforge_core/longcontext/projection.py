@@ -90,7 +90,12 @@ class Loaded:
     """A projection whose matrices are in device memory, for one pass over the tiles."""
 
     def __init__(
-        self, projection: Projection, matrix: Tensor, up: Tensor | None, bias: Tensor | None, grads: dict | None
+        self,
+        projection: Projection,
+        matrix: Tensor,
+        up: Tensor | None,
+        bias: Tensor | None,
+        grads: dict[int, Tensor] | None,
     ) -> None:
         self.projection, self.matrix, self.up, self.bias, self.grads = projection, matrix, up, bias, grads
         self.outputs = projection.outputs

@@ -86,7 +86,8 @@ def run_stack(
     for layer in layers:
         known = {id(parameter) for parameter in parameters}
         parameters += [parameter for parameter in layer.parameters if id(parameter) not in known]
-    return _Stack.apply(x, plan, *parameters)
+    hidden: Tensor = _Stack.apply(x, plan, *parameters)  # type: ignore[no-untyped-call]
+    return hidden
 
 
 class _Stack(torch.autograd.Function):
@@ -211,4 +212,5 @@ def _compute_dtype(projection: Any, x: Tensor) -> torch.dtype:
     base = projection.get_base_layer() if hasattr(projection, "get_base_layer") else projection
     if getattr(base.weight, "quant_state", None) is not None:
         return base.compute_dtype or x.dtype
-    return base.weight.dtype
+    dtype: torch.dtype = base.weight.dtype
+    return dtype

@@ -251,7 +251,8 @@ class TiledLayer:
         qkv.finish()
 
     def _load(self, name: str, run: Pass, grads: dict[int, Tensor] | None) -> Loaded:
-        return getattr(self, name).load(run.workspace, name, run.dtype, grads)
+        loaded: Loaded = getattr(self, name).load(run.workspace, name, run.dtype, grads)
+        return loaded
 
 
 def window_of(attention: Any) -> int | None:

@@ -100,7 +100,8 @@ def tiny_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
         torch.manual_seed(SEED)
         model = Qwen3ForCausalLM(config)
         torch.nn.init.normal_(model.lm_head.weight, std=HEAD_STD)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _sample_texts() -> Iterator[str]:

@@ -84,6 +84,7 @@ def _command(process: psutil.Process) -> str:
     if job.name == "job.json":  # a worker of training/launch.py: the job lies in the stage's folder
         return f"{job.parent.name} {process.environ().get('TRACEFORGE_RANK', '')}".strip()
     if "-m" in words[:-1]:
-        return words[words.index("-m") + 1]
+        module: str = words[words.index("-m") + 1]
+        return module
     script = next((word for word in words[1:] if word.endswith(".py")), None)
     return Path(script).name if script else process.name()

@@ -199,7 +199,8 @@ def _config() -> dict[str, Any]:
 
 def patch_of(trajectory: dict[str, Any]) -> str:
     """The patch that a trajectory submitted, or nothing."""
-    return trajectory["info"]["submission"]
+    patch: str = trajectory["info"]["submission"]
+    return patch
 
 
 def commands_of(trajectory: dict[str, Any]) -> Iterable[str]:

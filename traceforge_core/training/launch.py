@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.training.job import Job
@@ -92,7 +92,8 @@ def _gpu_count() -> int:
     except Exception:  # no driver, no library: whatever NVML says, there is no GPU to use
         return 0
     try:
-        return pynvml.nvmlDeviceGetCount()
+        count: int = pynvml.nvmlDeviceGetCount()
+        return count
     finally:
         pynvml.nvmlShutdown()
 
@@ -287,9 +288,10 @@ def _worker_error(job: Job, workers: list[_Worker], scratch: Path) -> WorkerErro
     return WorkerError(f"{who} ended with exit status {code}{what}\n{_log_end(worker)}", worker.rank)
 
 
-def _read_report(scratch: Path, rank: int) -> dict:
+def _read_report(scratch: Path, rank: int) -> dict[str, Any]:
     try:
-        return json.loads((scratch / f"error{rank}.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((scratch / f"error{rank}.json").read_text(encoding="utf-8"))
+        return content
     except (OSError, ValueError):
         return {}
 

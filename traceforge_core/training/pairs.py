@@ -22,7 +22,7 @@ COLUMNS = ["pair_id", "prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask",
 IGNORED = -100
 
 
-class PairDataset(torch.utils.data.Dataset):
+class PairDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Pairs by index, in the columns of TRL's `DPODataCollatorWithPadding`.
 
     An item has `pair_id` and, for chosen and rejected, `<branch>_input_ids` (prompt + completion),
@@ -55,7 +55,8 @@ class PairDataset(torch.utils.data.Dataset):
                     )
 
     def __len__(self) -> int:
-        return self._table.num_rows
+        rows: int = self._table.num_rows
+        return rows
 
     def _row(self, index: int) -> dict[str, Any]:
         row = {name: self._table.column(name)[index].as_py() for name in COLUMNS}

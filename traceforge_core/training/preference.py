@@ -165,7 +165,9 @@ class PairTrainer(Recorded, CPOTrainer):
             )
         return apart
 
-    def prediction_step(self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None):
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
         return super().prediction_step(model, inputs, True, ignore_keys)
 
 

@@ -139,7 +139,9 @@ class Recorded:
 
     # The record ---------------------------------------------------------------------------------------------------
 
-    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, learning_rate=None, **kwargs) -> None:
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, *args: Any, learning_rate: Any = None, **kwargs: Any
+    ) -> None:
         """Called by transformers after every optimizer step (and once more at an epoch's end)."""
         if self.tally is not None:
             self._write_record(self.tally, grad_norm, learning_rate)

@@ -232,7 +232,8 @@ def _write(
 @lru_cache(maxsize=1)
 def _verdicts(path: str) -> outcomes.Outcomes:
     """The outcomes that `ingest` wrote for its shards. Pickle, because only this program writes and reads the file."""
-    return pickle.loads(Path(path).read_bytes())
+    verdicts: outcomes.Outcomes = pickle.loads(Path(path).read_bytes())
+    return verdicts
 
 
 _stop: Any = None

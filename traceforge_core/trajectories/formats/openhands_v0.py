@@ -176,7 +176,7 @@ def _is_from_user(trajectory: Trajectory, event: dict[str, Any]) -> bool:
     """Who sent a message. Flat events do not say: the first is the user's, and so is one that answers the agent's."""
     source = event.get("source")
     if source in ("user", "agent", "environment"):
-        return source != "agent"
+        return bool(source != "agent")
     if not trajectory.turns:
         return True
     last = trajectory.messages[-1]
@@ -200,7 +200,8 @@ def _flat(history: list[Any]) -> list[Any]:
 
 def _case(row: dict[str, Any]) -> str:
     if isinstance(row.get("instance_id"), str):
-        return row["instance_id"]
+        case: str = row["instance_id"]
+        return case
     issue = row.get("issue")
     if isinstance(issue, dict) and {"owner", "repo", "number"} <= issue.keys():
         return f"{issue['owner']}__{issue['repo']}-{issue['number']}"
