@@ -60,3 +60,9 @@ def test_the_night_does_everything_from_nothing_at_a_time_that_every_day_has_onc
     [schedule] = night["schedules"]
     assert schedule["cron"] == "30 4 * * *" and schedule["slug"] == "nightly" and schedule["active"] is True
     assert ZoneInfo(schedule["timezone"])
+
+
+def test_nights_do_not_overlap_and_are_remembered(deployments: dict[str, dict[str, Any]]) -> None:
+    night = deployments["nightly-regression"]
+    assert night["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+    assert night["parameters"]["history"] == "nightly"
