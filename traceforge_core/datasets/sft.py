@@ -16,12 +16,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from dataclasses import dataclass
+from itertools import chain
 
 from traceforge_core.config import SftDataConfig
 from traceforge_core.datasets.blocks import REQUEST, block, body, opening, shared_start
 from traceforge_core.datasets.budget import fit_history, left_out_marker
+from traceforge_core.datasets.native import windows
 from traceforge_core.modeling.chat import ChatRenderer, Encoded
 from traceforge_core.modeling.messages import RenderingError
 from traceforge_core.trajectories.model import Message, Trajectory
@@ -94,7 +95,7 @@ class _BlockMaker:
         self.config = config
         self._frames: dict[str, tuple[str, str]] = {}
         self._prompt: str | None = None
-        self._markers: dict[int, int] = {}
+        self._markers: dict[int, list[int]] = {}
         self._pieces_are_exact = True
         self._trajectories = 0
 
@@ -133,14 +134,19 @@ class _BlockMaker:
         lengths = [len(piece) for piece in pieces[1 : turn + 1]]
         room = self.config.max_length - len(completion_ids) - len(pieces[0]) - len(pieces[-1])
         while True:
-            fit = fit_history(lengths, head, room, self._marker_length)
+            fit = fit_history(lengths, head, room, lambda count: len(self._marker(count)))
             if fit is None:
                 return None
             marker = [left_out_marker(fit.left_out) + "\n\n"] if fit.left_out else []
             rest = slice(1 + head + fit.left_out, turn + 1)
             prompt = "".join([*texts[: 1 + head], *marker, *texts[rest], texts[-1]])
             if self._pieces_are_exact:
-                parts = [*pieces[: 1 + head], *self.renderer.tokens(marker), *pieces[rest], pieces[-1]]
+                parts = [
+                    *pieces[: 1 + head],
+                    *([self._marker(fit.left_out)] if marker else []),
+                    *pieces[rest],
+                    pieces[-1],
+                ]
                 prompt_ids = list(chain.from_iterable(parts))
             else:
                 prompt_ids = self.renderer.tokens([prompt])[0]
@@ -212,9 +218,9 @@ class _BlockMaker:
             self._frames[key] = before, after
         return self._frames[key]
 
-    def _marker_length(self, count: int) -> int:
+    def _marker(self, count: int) -> list[int]:
         if count not in self._markers:
-            self._markers[count] = len(self.renderer.tokens([left_out_marker(count) + "\n\n"])[0])
+            self._markers[count] = self.renderer.tokens([left_out_marker(count) + "\n\n"])[0]
         return self._markers[count]
 
     def _verify(
@@ -241,27 +247,11 @@ class _BlockMaker:
 def _native_samples(
     trajectory: Trajectory, renderer: ChatRenderer, config: SftDataConfig, dropped: Counter[str]
 ) -> Iterator[SftSample]:
-    """From the end to the beginning: a sample with as many turns as fit, then one with those before them. A turn that
-    does not fit even alone behind the head is counted in `dropped`."""
     learnable = [turn for turn in trajectory.turns if is_learnable(trajectory.messages[turn])]
-    end = learnable[-1]
-    known: dict[str, list[int]] = {}
-    while learnable:
-        last = learnable[-1]
-        try:
-            messages = trajectory.messages[: last + 1]
-            trimmed, encoded = _encode_within(messages, trajectory, renderer, config.max_length, known)
-        except RenderingError:
-            dropped["chat template would lose text"] += 1
-            return
-        if encoded is None:
-            dropped["too long"] += 1
-            learnable.pop()
-            continue
-        identity = trajectory.trajectory_id if last == end else f"{trajectory.trajectory_id}#to-{last}"
-        yield _native_sample(trajectory, identity, encoded, trimmed, config)
-        first_kept = trajectory.turns[0] + trimmed
-        learnable = [turn for turn in learnable if turn < first_kept] if trimmed else []
+    for window in windows(trajectory, learnable, renderer, config.max_length, dropped):
+        whole = window.last == learnable[-1]
+        identity = trajectory.trajectory_id if whole else f"{trajectory.trajectory_id}#to-{window.last}"
+        yield _native_sample(trajectory, identity, window.encoded, window.trimmed, config)
 
 
 def _native_sample(
@@ -287,46 +277,3 @@ def _native_sample(
         labels=labels[: encoded.turns[-1].end],
         trimmed_messages=trimmed,
     )
-
-
-def _encode_within(
-    messages: list[Message],
-    trajectory: Trajectory,
-    renderer: ChatRenderer,
-    max_length: int,
-    known: dict[str, list[int]],
-) -> tuple[int, Encoded | None]:
-    """Tokens of the messages, the oldest turns (each with the observations behind it) left out as far as it takes;
-    None where the head and the last turn are too long already."""
-    encoded = renderer.encode(messages, trajectory.tools, known)
-    borders = [0, *(turn.start for turn in encoded.turns), encoded.turns[-1].end]
-    lengths = [end - start for start, end in pairwise(borders)]
-    positions = [turn for turn in trajectory.turns if turn < len(messages)]
-    trimmed = 0
-    room = max_length
-    while encoded.turns[-1].end > max_length:
-        fit = fit_history(lengths, 1, room, lambda count: _note_length(renderer, positions[count] - positions[0]))
-        if fit is None:
-            return 0, None
-        trimmed = positions[fit.left_out] - positions[0]
-        encoded = renderer.encode(_without_middle(messages, positions[0], trimmed), trajectory.tools, known)
-        room -= max(1, encoded.turns[-1].end - max_length)  # the lengths were an estimate: a little less next time
-    return trimmed, encoded
-
-
-def _without_middle(messages: list[Message], head: int, trimmed: int) -> list[Message]:
-    """The first `head` messages with a note at their end, then all behind the `trimmed` ones. The note joins the task,
-    because some templates refuse two user messages in a row."""
-    if not trimmed:
-        return messages
-    note = left_out_marker(trimmed)
-    first = list(messages[:head])
-    if first and first[-1].role in ("user", "tool"):
-        first[-1] = replace(first[-1], content=f"{first[-1].content}\n\n{note}")
-    else:
-        first.append(Message("user", note))
-    return first + messages[head + trimmed :]
-
-
-def _note_length(renderer: ChatRenderer, count: int) -> int:
-    return len(renderer.tokens(["\n\n" + left_out_marker(count)])[0])
