@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,6 +34,8 @@ WINDOW = 1  # steps on either side whose noise is pooled with a step's own
 ROUNDING = 1e-6  # no noise is taken to be smaller: float32 itself is not finer
 SPREAD_OF_DISTANCES = 0.15  # log units; a few runs of one kind may by chance be closer than the next right one
 NOTHING = 1e-9
+# Another right way of computing may round this many times as much as the oracle's own ways do.
+ALLOWED = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ def _place_signed(
     name: str, quantity: str, candidate: Deviations, floor: Sequence[Deviations], steps: int, chance: float
 ) -> Place:
     band = noise_band(floor, name)
-    own = [value / noise for value, noise in zip(getattr(candidate, name)[:steps], band, strict=False)]
+    own = [value / (noise * ALLOWED) for value, noise in zip(getattr(candidate, name)[:steps], band, strict=False)]
     others = [[value / noise for value, noise in zip(getattr(run, name), band, strict=False)] for run in floor]
     runs = len(floor)
     at_step, drifting = student(1 - chance / 2, runs * (1 + 2 * WINDOW)), student(1 - chance / 2, runs)
@@ -155,7 +158,8 @@ def _place_signed(
         spread = math.sqrt(fmean(fmean(run[: t + 1]) ** 2 for run in others))
         drift = abs(fmean(own[: t + 1])) / max(spread, 0.5 / math.sqrt(t + 1))
         tests.append((drift, drifting, t, f"on average over {t + 1} steps"))
-    return _placed(quantity, name.replace("_", " "), tests, getattr(candidate, name), band)
+    label = name.replace("_", " ") if quantity == "score" else quantity
+    return _placed(quantity, label, tests, getattr(candidate, name), band)
 
 
 def _place_distance(
@@ -163,7 +167,9 @@ def _place_distance(
 ) -> Place:
     values = [[math.log(max(value, NOTHING)) for value in getattr(run, name)[:steps]] for run in floor]
     centre = [fmean(run[t] for run in values) for t in range(steps)]
-    own = [math.log(max(value, NOTHING)) - centre[t] for t, value in enumerate(getattr(candidate, name)[:steps])]
+    own = [
+        math.log(max(value, NOTHING) / ALLOWED) - centre[t] for t, value in enumerate(getattr(candidate, name)[:steps])
+    ]
     others = [[run[t] - centre[t] for t in range(steps)] for run in values]
     runs = len(floor)
     spread = math.sqrt(sum(value * value for run in others for value in run) / ((runs - 1) * steps))
@@ -175,7 +181,7 @@ def _place_distance(
         of_means = math.sqrt(sum(fmean(run[: t + 1]) ** 2 for run in others) / (runs - 1))
         drift = fmean(own[: t + 1]) / (max(of_means, SPREAD_OF_DISTANCES) * widen)
         tests.append((drift, drifting, t, f"on average over {t + 1} steps"))
-    return _placed(quantity, name, tests, getattr(candidate, name), [math.exp(value) for value in centre])
+    return _placed(quantity, quantity, tests, getattr(candidate, name), [math.exp(value) for value in centre])
 
 
 def _place_layers(
@@ -192,11 +198,11 @@ def _place_layers(
         for t in range(min(steps, *(len(run.layer_norm[name]) for run in floor))):
             logs = [math.log(max(run.layer_direction[name][t], NOTHING)) for run in floor]
             spread = max(math.sqrt(sum((x - fmean(logs)) ** 2 for x in logs) / (runs - 1)), 2 * SPREAD_OF_DISTANCES)
-            out = (math.log(max(candidate.layer_direction[name][t], NOTHING)) - fmean(logs)) / spread
+            out = (math.log(max(candidate.layer_direction[name][t], NOTHING) / ALLOWED) - fmean(logs)) / spread
             limit = student(1 - chance, (runs - 1) * 3)
             turned.append((out / math.sqrt(1 + 1 / runs), limit, t, f"in {name}"))
             noise = max(math.sqrt(fmean(run.layer_norm[name][t] ** 2 for run in floor)), 1e-3)
-            stretched.append((abs(candidate.layer_norm[name][t]) / noise, limit, t, f"in {name}"))
+            stretched.append((abs(candidate.layer_norm[name][t]) / (noise * ALLOWED), limit, t, f"in {name}"))
             bands.append((name, t, math.exp(fmean(logs)), noise))
     found = []
     for kind, label, tests in (("direction", "gradient direction", turned), ("norm", "gradient length", stretched)):
@@ -263,6 +269,7 @@ def _minus(own: float | None, other: float | None) -> float:
     return math.nan if own is None or other is None else own - other
 
 
+@cache
 def student(probability: float, freedom: float) -> float:
     """Quantile of Student's t, by bisection on the regularised incomplete beta function (Numerical Recipes 6.4)."""
     low, high = 0.0, 1e6

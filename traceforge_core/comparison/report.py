@@ -102,9 +102,10 @@ def report_parts(
 
 
 def _in_short(one: Compared) -> str:
-    said = f"{one.name}: **{one.verdict.outcome}**. {one.verdict.reasons[0]}"
+    reason = one.verdict.reasons[0]
+    said = f"{one.name}: **{one.verdict.outcome}**. {reason[0].upper()}{reason[1:].rstrip('.')}."
     if one.exact is not None:
-        said += f" In float32 on a part of it: **{one.exact['outcome']}**."
+        said += f" In float32, on short pairs: **{one.exact['outcome']}**."
     return said
 
 
