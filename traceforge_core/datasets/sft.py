@@ -29,7 +29,7 @@ from traceforge_core.trajectories.model import Message, Trajectory
 
 IGNORED = -100
 WHOLE_TRAJECTORY = -1
-VERIFY_EVERY = 16
+VERIFY_EVERY = 64
 """Every so many trajectories, one prompt is rendered and tokenised whole and compared with its pieces."""
 
 
@@ -264,7 +264,10 @@ def _native_sample(
             if not mask[turn.start]:
                 labels[turn.start : turn.end] = [IGNORED] * (turn.end - turn.start)
     else:
-        labels = [token if mark else IGNORED for token, mark in zip(ids, mask, strict=True)]
+        labels = [IGNORED] * len(ids)
+        for turn in encoded.turns:
+            if mask[turn.start]:
+                labels[turn.start : turn.end] = ids[turn.start : turn.end]
     border = encoded.turns[0].text_start
     return SftSample(
         sample_id=identity,
