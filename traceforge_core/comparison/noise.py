@@ -7,8 +7,8 @@
 In bfloat16 two right computations differ, and by how much depends on model, data and device: so the oracle itself is
 run again in ways that must not matter. What a right candidate differs by is one more draw of the same kind. Each
 quantity is tested at every step and as its mean over the steps so far, which finds a small but steady error. A
-statistic is the difference in units of the noise; its limit is Student's t at the wanted confidence, shared among all
-tests (Bonferroni).
+statistic is the difference in units of 1.5 times the noise (another right computation may round that much more); its
+limit is Student's t at the wanted confidence, shared among all tests (Bonferroni).
 """
 
 from __future__ import annotations
