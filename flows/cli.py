@@ -36,6 +36,8 @@ app = typer.Typer(
 )
 # typer's own base of "you typed something wrong"; which package it comes from differs between typer releases.
 UsageError: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+# Of which "latest" is the newest that has them, for commands that work on what was trained.
+TRAINED = ("model", "datasets", "sft")
 SHOWN_LOGGERS = ("traceforge_core", "tasks", "flows")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
@@ -86,6 +88,7 @@ def run(
     from flows.summary import render, summarise
     from traceforge_core.config import DEFAULT_PRESET, lay_over, load_config
     from traceforge_core.runs import Run
+    from traceforge_core.trajectories.ingest import corpus_folder
 
     if run != "new" and preset is None and config is None:
         effective = lay_over(saved_config(Run.open(runs_dir, run)), assignments=assignments)
@@ -93,6 +96,8 @@ def run(
         effective = load_config(preset or DEFAULT_PRESET, config, assignments)
     effective = lay_over(effective)  # every field counts as given from here on
     names = ordered(None if stages is None else stages.split(","), effective)
+    if run == "new" and "ingest" in names:
+        corpus_folder(effective.ingest.path)  # a path that is not there should not leave a run behind
     here: Run | None = None
     try:
         with embedded_api():
@@ -179,12 +184,17 @@ def data(
     from traceforge_core.datasets.page import write_data_page
     from traceforge_core.runs import Run
 
-    found = Run.open(runs_dir, run)
+    found = Run.open(runs_dir, run, having=("ingest", "model", "datasets"))
+    datasets = found.result("datasets")
+    if datasets is None:
+        raise TraceForgeError(
+            f"Run {found.run_id} has no finished stage datasets. Finish it with: traceforge run --run {found.run_id} "
+            "--stages ingest,model,datasets"
+        )
     page = write_data_page(found.path, out)
-    report = (found.path / "datasets" / "report.md").read_text(encoding="utf-8")
-    figures = found.result("datasets")
+    report = (datasets.path / "report.md").read_text(encoding="utf-8")
     _answer(
-        {"path": str(page.resolve()), "datasets": figures.figures if figures else {}},
+        {"path": str(page.resolve()), "datasets": datasets.figures},
         as_json,
         f"{report}\nThe same with samples, token by token: {page}",
     )
@@ -192,7 +202,7 @@ def data(
 
 @app.command()
 def init(
-    out: Annotated[Path, typer.Option("--out", help="The YAML file to write.")],
+    out: Annotated[Path, typer.Option("--out", help="The YAML file to write.")] = Path("traceforge.yaml"),
     data: Annotated[
         str, typer.Option("--data", help="Folder or file with your trajectories, or `samples`.")
     ] = "samples",
@@ -278,7 +288,7 @@ def evaluate_adapters(
     strange = out is not None and out.exists() and not (out / "evaluation.json").is_file()
     if out is not None and strange and (not out.is_dir() or any(out.iterdir())):
         raise TraceForgeError(f"{out} is there and is no earlier evaluation, so it is left alone. Name another --out.")
-    trained = open_trained(Run.open(runs_dir, run))
+    trained = open_trained(Run.open(runs_dir, run, having=TRAINED))
     chosen = named_adapters(adapters) if adapters else trained.adapters
     config = lay_over(trained.config, assignments=assignments)
     with tempfile.TemporaryDirectory(prefix="traceforge-eval-") as scratch:
@@ -303,7 +313,7 @@ def predict(
     from traceforge_core.runs import Run
     from traceforge_core.trained import open_trained
 
-    trained = open_trained(Run.open(runs_dir, run))
+    trained = open_trained(Run.open(runs_dir, run, having=TRAINED))
     answers = predict_actions(
         trained.config, trained.model_dir, trained.datasets, trained.adapters, sample=sample, new_tokens=tokens
     )
@@ -329,7 +339,7 @@ def export(
 
     if dtype not in (None, *DTYPES):
         raise TraceForgeError(f"--dtype is {dtype!r}; it must be {' or '.join(DTYPES)}.")
-    figures = export_run(Run.open(runs_dir, run), out, stage and stage.replace("-", "_"), dtype)
+    figures = export_run(Run.open(runs_dir, run, having=TRAINED), out, stage and stage.replace("-", "_"), dtype)
     _answer(
         figures,
         as_json,
@@ -412,8 +422,11 @@ def _fail(message: str, status: int, as_json: bool, summary: dict[str, Any] | No
 
 def _unexpected(error: Exception, folder: Path | None) -> str:
     """One line about an error nobody foresaw. The full traceback goes to a file; a full disk is told as such."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = f" while writing {error.filename}" if error.filename else ""
+    from traceforge_core.runs import disk_is_full
+
+    if disk_is_full(error):
+        named = getattr(error, "filename", None)
+        what = f" while writing {named}" if named else ""
         return f"The disk is full{what}. Free some space and run the same command again; finished stages are kept."
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"No permission to write or read {error.filename}: {error.strerror}. Choose another folder."

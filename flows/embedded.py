@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from traceforge_core.errors import TraceForgeError
 
@@ -55,11 +57,13 @@ def embedded_api() -> Iterator[int | None]:
         yield None
         return
     home = prefect_home()
+    starting = _alone_in(home)
     process, url = _start(home)
     try:
         import flows.pipeline  # noqa: F401  (a second or two of imports, while the server starts)
 
         _wait_until_up(process, url, home)
+        starting.close()
         own = {PREFECT_API_URL: url, PREFECT_HOME: home, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}
         with temporary_settings(updates=own):
             try:
@@ -67,6 +71,7 @@ def embedded_api() -> Iterator[int | None]:
             finally:
                 _send_what_waits()
     finally:
+        starting.close()
         process.terminate()
         try:
             process.wait(timeout=5)
@@ -86,15 +91,23 @@ def _check_configured(url: str) -> None:
             )
 
 
-def _start(home: Path) -> tuple[subprocess.Popen[bytes], str]:
+def _alone_in(home: Path) -> IO[str]:
+    """Wait until no other process is starting a server on this folder; hold it until the returned file is closed. Two
+    servers that both make the database's tables at the first start would trip over each other."""
     try:
         home.mkdir(parents=True, exist_ok=True)
-        log = (home / "server.log").open("ab")
+        file = (home / ".starting").open("w")
     except OSError as error:
         raise TraceForgeError(
             f"Cannot write to {home}, where Prefect keeps its database: {error.strerror}. Choose another folder with "
             "the environment variable PREFECT_HOME."
         ) from None
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def _start(home: Path) -> tuple[subprocess.Popen[bytes], str]:
+    log = (home / "server.log").open("ab")
     env = os.environ | {
         "PREFECT_HOME": str(home),
         "PREFECT_UI_ENABLED": "0",

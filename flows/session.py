@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from traceforge_core.config import RunConfig, lay_over, load_config, validate_config
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.runs import Run, list_runs, write_json
+from traceforge_core.runs import NOT_OURS, Run, list_runs, write_json
 from traceforge_core.stages import STAGES, pipeline
 
 FILE_NAME = "invocation.json"
@@ -46,8 +46,15 @@ def begin(
 
 
 def saved_config(run: Run) -> RunConfig:
-    """The configuration a run was last worked on with."""
-    return validate_config(json.loads((run.path / "config.json").read_text(encoding="utf-8")))
+    """The configuration a run was last worked on with. Raises TraceForgeError where it cannot be read."""
+    try:
+        tree = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    except NOT_OURS as error:
+        raise TraceForgeError(
+            f"The configuration of run {run.run_id} cannot be read ({run.path / 'config.json'}: {error}). "
+            "Give one with --preset or --config, or start a new run."
+        ) from None
+    return validate_config(tree)
 
 
 def ordered(names: Sequence[str] | None, config: RunConfig) -> list[str]:
@@ -90,11 +97,12 @@ class Session:
 
 
 def last_session(run: Run) -> dict[str, Any]:
-    """What the last call on a run wrote down; {} where there was none."""
+    """What the last call on a run wrote down; {} where there was none, or nothing of that shape."""
     try:
         content: dict[str, Any] = json.loads((run.path / FILE_NAME).read_text(encoding="utf-8"))
-        return content
-    except (OSError, ValueError):
+        stages = {str(name): dict(noted) for name, noted in content.get("stages", {}).items()}
+        return content | {"stages": stages}
+    except NOT_OURS:
         return {}
 
 

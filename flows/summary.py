@@ -13,7 +13,7 @@ from typing import Any
 
 from flows.session import last_session
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.runs import Run
+from traceforge_core.runs import NOT_OURS, Run
 from traceforge_core.stages import STAGES
 
 KEY_FIGURES = {
@@ -24,6 +24,7 @@ KEY_FIGURES = {
     "evaluate": ("pairs", "actions", "accuracy", "action_loss", "note"),
     "compare": ("verdict",),
 }
+FEW_PAIRS = 20
 TRAINING_FIGURES = ("steps", "first_loss", "last_loss", "tokens", "seconds_per_step", "peak_memory_mib")
 
 
@@ -82,11 +83,14 @@ def _is_held(run: Run) -> bool:
 
 
 def _is_outdated(run: Run, name: str) -> bool:
-    manifest = json.loads((run.stage_dir(name) / "manifest.json").read_text(encoding="utf-8"))
-    for needed, made_from in manifest["inputs"].items():
-        there = run.result(needed) if needed in STAGES else None
-        if there is not None and there.key != made_from["key"]:
-            return True
+    try:
+        manifest = json.loads((run.stage_dir(name) / "manifest.json").read_text(encoding="utf-8"))
+        for needed, made_from in manifest["inputs"].items():
+            there = run.result(needed) if needed in STAGES else None
+            if there is not None and there.key != made_from["key"]:
+                return True
+    except NOT_OURS:  # nobody can say what it was made from
+        return True
     return False
 
 
@@ -100,7 +104,7 @@ def key_figures(name: str, figures: Mapping[str, Any] | None) -> str:
 
 def render(summary: Mapping[str, Any]) -> str:
     """The summary as text: a line or two a stage, then the datasets' sizes and the verdict with its numbers."""
-    lines = [f"Run {summary['run_id']}", ""]
+    lines = [f"Run {summary['run_id']} in {summary['path']}", ""]
     for stage in summary["stages"]:
         if stage["status"] == "not_run":
             continue
@@ -111,16 +115,34 @@ def render(summary: Mapping[str, Any]) -> str:
         figures = why or key_figures(stage["stage"], stage["figures"])
         lines += textwrap.wrap(figures, 118, initial_indent=head, subsequent_indent=" " * len(head)) or [head.rstrip()]
         if stage["path"]:
-            lines.append(" " * len(head) + stage["path"])
-    missing = [stage["stage"] for stage in summary["stages"] if stage["status"] == "not_run"]
-    if missing:
-        lines.append(f"  not run: {', '.join(missing)}")
+            lines.append(" " * len(head) + f"files: {stage['stage']}/")
     lines.append("")
-    if summary["sft_samples"] is not None:
-        pairs = ", ".join(f"{miner} {count}" for miner, count in (summary["pairs_by_miner"] or {}).items())
-        lines.append(f"SFT samples: {summary['sft_samples']}. Preference pairs by miner: {pairs or 'none'}.")
+    by_stage: dict[str, dict[str, Any]] = {stage["stage"]: stage["figures"] or {} for stage in summary["stages"]}
+    lines += _data_lines(by_stage["datasets"])
+    if by_stage["model"].get("name") == "tiny" and by_stage["evaluate"]:
+        lines.append("The tiny model starts from nothing: its figures show that everything runs, not how good it gets.")
     lines += _verdict_lines(summary)
+    if summary["parity"]:
+        lines += ["", f"Report: {summary['path']}/compare/report.html", "Next: traceforge predict, traceforge export"]
     return "\n".join(lines)
+
+
+def _data_lines(datasets: Mapping[str, Any]) -> list[str]:
+    """Samples and pairs, and what the most were lost to: with thin data that is what a person needs to know."""
+    if not datasets:
+        return []
+    pairs = ", ".join(f"{miner} {count}" for miner, count in (datasets.get("pairs_by_miner") or {}).items())
+    lines = [f"SFT samples: {datasets['sft_samples']}. Preference pairs by miner: {pairs or 'none'}."]
+    dropped = sorted((datasets.get("dropped") or {}).items(), key=lambda item: -item[1])
+    if dropped:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in dropped[:3])
+        lines.append(f"Most was dropped as: {reasons} (all reasons: traceforge data).")
+    held_out = datasets.get("pairs_held_out") or 0
+    if 0 < held_out < FEW_PAIRS:
+        lines.append(
+            f"Only {held_out} held-out pair{'s' * (held_out > 1)}: too few for accuracy or margin to mean much."
+        )
+    return lines
 
 
 def _verdict_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -131,12 +153,16 @@ def _verdict_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = [f"Parity with the oracle: {str(parity['verdict']).upper()}{old}"]
     for name, numbers in parity.items():
         if isinstance(numbers, dict) and "verdict" in numbers:
-            rest = {key: value for key, value in numbers.items() if key != "verdict" and not isinstance(value, dict)}
+            rest = {key: value for key, value in numbers.items() if key != "verdict" and _is_shown(value)}
             told = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in rest.items())
             lines += textwrap.wrap(
                 f"{name}: {numbers['verdict']}; {told}", 118, initial_indent="  ", subsequent_indent="    "
             )
     return lines
+
+
+def _is_shown(value: Any) -> bool:
+    return value is not None and not isinstance(value, dict)
 
 
 def _plain(value: Any) -> str:

@@ -85,6 +85,23 @@ def test_a_config_file_that_is_no_mapping_says_so(tmp_path: Path, content: str) 
         load_config(file=file)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"ingest: {path: /tmp/\xe9}", "ingest: {}".encode("utf-16"), b"sft: {max_steps: 2020-13-45}", b"[" * 100_000],
+)
+def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(content)
+    with pytest.raises(TraceForgeError, match=r"mine\.yaml"):
+        load_config(file=file)
+
+
+@pytest.mark.parametrize("assignment", ["sft.learning_rate=.inf", "sft.seed=-1", "comparison.loss_atol=.inf"])
+def test_numbers_that_mean_nothing_are_refused(assignment: str) -> None:
+    with pytest.raises(TraceForgeError, match=assignment.partition("=")[0]):
+        load_config(assignments=[assignment])
+
+
 def test_a_config_file_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(TraceForgeError, match="No such file"):
         load_config(file=tmp_path / "absent.yaml")

@@ -131,6 +131,58 @@ def test_latest_is_the_newest_run_and_unknown_ids_name_the_known_ones(tmp_path: 
         Run.open(tmp_path, "nonsense")
 
 
+def test_latest_may_ask_for_stages_and_takes_the_newest_run_where_none_has_them(tmp_path: Path) -> None:
+    for index, run_id in enumerate(["old", "good", "typo"]):
+        os.utime(new_run(tmp_path, run_id).path / "config.json", (index, index))
+    assert Run.open(tmp_path, "latest", having=("alpha",)).run_id == "typo"
+    for run_id in ("old", "good"):
+        run_stage(Run.open(tmp_path, run_id), "alpha", {}, Inputs(), write_text)
+    assert Run.open(tmp_path, "latest", having=("alpha",)).run_id == "good"
+    assert Run.open(tmp_path, "latest").run_id == "typo"
+
+
+def test_outputs_can_be_read_by_whoever_may_read_new_files_here(tmp_path: Path) -> None:
+    def private(out_dir: Path) -> dict:
+        (out_dir / "weights.bin").write_bytes(b"w")
+        (out_dir / "weights.bin").chmod(0o600)
+        return {}
+
+    result = run_stage(new_run(tmp_path), "alpha", {}, Inputs(), private)
+    ordinary = tmp_path / "ordinary"
+    ordinary.touch()
+    assert (result.path / "weights.bin").stat().st_mode == ordinary.stat().st_mode
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "[1]",
+        '{"outp',
+        '{"outputs": []}',
+        '{"outputs": {"text.txt": 3}}',
+        '{"outputs": null}',
+        "[" * 100_000,
+        '{"key": 1}',
+    ],
+)
+def test_a_manifest_that_is_none_is_no_finished_stage_and_harms_no_other_run(tmp_path: Path, manifest: str) -> None:
+    bad, good = new_run(tmp_path, "bad"), new_run(tmp_path, "good")
+    result = run_stage(bad, "alpha", {}, Inputs(), write_text)
+    (result.path / "manifest.json").write_text(manifest)
+    assert bad.result("alpha") is None
+    assert not run_stage(good, "alpha", {}, Inputs(), write_text).reused
+
+
+def test_a_full_disk_is_told_from_a_weights_file_too(tmp_path: Path) -> None:
+    from safetensors import SafetensorError
+
+    def full(out_dir: Path) -> dict:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(TraceForgeError, match="disk is full: stage alpha"):
+        run_stage(new_run(tmp_path), "alpha", {}, Inputs(), full)
+
+
 @pytest.mark.parametrize("run_id", ["../up", "latest", "a b", ""])
 def test_a_run_id_cannot_leave_the_runs_folder(tmp_path: Path, run_id: str) -> None:
     if run_id == "":

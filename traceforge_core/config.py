@@ -20,7 +20,8 @@ from traceforge_core.errors import TraceForgeError
 
 Miner = Literal["outcome", "recovery", "given", "sampled"]
 Strategy = Literal["oracle", "branch_parallel", "shared_prefix"]
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, le=10**12)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
 # YAML 1.1 reads a bare on or off as true or false.
 Switch = Annotated[
     Literal["auto", "on", "off"],
@@ -31,7 +32,7 @@ Switch = Annotated[
 class Section(BaseModel):
     """One section of the tree: unknown names are errors, values are checked on assignment too."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class IngestConfig(Section):
@@ -65,7 +66,7 @@ class SplitConfig(Section):
     by: Literal["case", "repository"] = Field(
         "case", description="repository: all cases of a repository (owner__name-123) stay on one side."
     )
-    seed: int = Field(0, description="Changes which cases are held out.")
+    seed: Seed = Field(0, description="Changes which cases are held out.")
 
 
 class SftDataConfig(Section):
@@ -107,7 +108,7 @@ class SampledConfig(Section):
     new_tokens: Positive = Field(512, description="Longest drawn turn in tokens; one that does not end is not used.")
     batch_size: Positive = Field(8, description="Turns drawn at a time.")
     temperature: float = Field(1.0, gt=0, description="Softmax temperature.")
-    seed: int = Field(0, description="Seed of the draws.")
+    seed: Seed = Field(0, description="Seed of the draws.")
 
 
 class PreferenceDataConfig(Section):
@@ -232,7 +233,7 @@ class TrainingConfig(Section):
     report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = Field(
         default_factory=list, description="Trackers to log to besides metrics.jsonl."
     )
-    seed: int = Field(0, description="Seed of data order and adapter initialisation.")
+    seed: Seed = Field(0, description="Seed of data order and adapter initialisation.")
     evaluate: bool = Field(False, description="Evaluate on the held-out data before and after training.")
     hang_seconds: Positive = Field(
         1800, description="A worker that shows no progress for so long is taken to hang, and the stage is ended."
@@ -363,6 +364,8 @@ class RunConfig(Section):
     monitoring: MonitoringConfig = Field(default_factory=MonitoringConfig, description="GPU and host monitor.")
 
 
+# What the YAML reader raises, besides its own error, for dates that are none, tags that do not fit, endless nesting.
+NOT_YAML = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
 DEFAULT_PRESET = "tiny-cpu"
 
 
@@ -430,7 +433,9 @@ def _read_config_file(file: Path) -> dict[str, Any]:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise TraceForgeError(f"Cannot read the config file {file}: {error.strerror}.") from None
-    except yaml.YAMLError as error:
+    except UnicodeDecodeError as error:
+        raise TraceForgeError(f"The config file {file} is not UTF-8 text: {error}. Save it as UTF-8.") from None
+    except NOT_YAML as error:
         raise TraceForgeError(f"The config file {file} is not valid YAML: {error}") from None
     if tree is None:
         return {}
@@ -463,7 +468,7 @@ def _parse_assignment(assignment: str) -> dict[str, Any]:
         value = yaml.safe_load(text)
         if isinstance(value, str):
             value = float(value) if _is_plain_exponent(value) else value
-    except yaml.YAMLError:
+    except NOT_YAML:
         value = text
     tree: Any = value
     for part in reversed(name.strip().split(".")):

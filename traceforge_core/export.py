@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from traceforge_core.cards import write_card
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError, page
-from traceforge_core.runs import Run, write_json
+from traceforge_core.runs import Run, disk_is_full, share_files, write_json
 from traceforge_core.trained import open_trained
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def export(
         size = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
         if out.exists():
             shutil.rmtree(out)
+        share_files(scratch)
         scratch.rename(out)
     return check | {"stage": stage, "path": str(out.absolute()), "bytes": size}
 
@@ -105,8 +106,8 @@ def _scratch(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True)
         yield
-    except Exception as error:  # safetensors has errors of its own for what the system says
-        if "No space left" in str(error) or "StorageFull" in str(error):
+    except Exception as error:
+        if disk_is_full(error):
             raise TraceForgeError(
                 f"The disk is full: the exported model could not be written beside {folder.parent}. Free some space, "
                 f"or name another --out. {page('disk-full')}"

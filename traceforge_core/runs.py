@@ -25,7 +25,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -47,6 +47,9 @@ RECORDED_VERSIONS = (
     "unsloth",
     "prefect",
 )
+
+# What reading a JSON file raises that this library did not write, or that something tore or changed.
+NOT_OURS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +110,19 @@ class Run:
         raise TraceForgeError(f"No free run id for {name} in {runs_dir}.")
 
     @classmethod
-    def open(cls, runs_dir: Path, run_id: str = "latest") -> Run:
-        """The run with that id, or the newest one. Raises TraceForgeError naming the runs that are there."""
+    def open(cls, runs_dir: Path, run_id: str = "latest", having: Sequence[str] = ()) -> Run:
+        """The run with that id; for "latest" the newest that has the stages `having`, or the newest where none has.
+
+        Raises TraceForgeError naming the runs that are there.
+        """
         runs = list_runs(runs_dir)
         if not runs:
             raise TraceForgeError(
                 f"There are no runs in {runs_dir}. Start one with `traceforge run`, or name --runs-dir."
             )
         if run_id == "latest":
-            return runs[-1]
+            whole = (run for run in reversed(runs) if all(run.result(stage) for stage in having))
+            return next(whole, runs[-1])
         for run in runs:
             if run.run_id == run_id:
                 return run
@@ -136,17 +143,17 @@ class Run:
             for name, output in manifest["outputs"].items():
                 if (folder / name).stat().st_size != output["bytes"]:
                     return None
-        except (OSError, ValueError, KeyError):
+            figures, seconds = dict(manifest["figures"]), float(manifest["seconds"])
+            return StageResult(stage, folder, str(manifest["key"]), figures, seconds)
+        except NOT_OURS:
             return None
-        return StageResult(stage, folder, manifest["key"], manifest["figures"], manifest["seconds"])
 
     def failure(self, stage: str) -> str | None:
         """Why the last attempt at this stage failed, or None."""
         try:
             failure = json.loads((self.partial_dir(stage) / "failure.json").read_text(encoding="utf-8"))
-            message: str = failure["message"]
-            return message
-        except (OSError, ValueError, KeyError):
+            return str(failure["message"])
+        except NOT_OURS:
             return None
 
     def save_config(self, config: Mapping[str, Any]) -> None:
@@ -211,6 +218,7 @@ def run_stage(
         figures = work(partial)
         (partial / "key").unlink()
         seconds = round(time.monotonic() - clock, 3)
+        share_files(partial)
         manifest = {
             "stage": stage,
             "key": key,
@@ -226,7 +234,7 @@ def run_stage(
         write_json(partial / "manifest.json", manifest)
     except BaseException as error:
         _keep_failure(partial, error)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if disk_is_full(error):
             raise TraceForgeError(
                 f"The disk is full: stage {stage} could not write to {partial}. Free some space (old runs lie in "
                 f"{run.path.parent}) and run it again; finished stages are kept. {page('disk-full')}"
@@ -237,6 +245,13 @@ def run_stage(
         shutil.rmtree(final)
     partial.rename(final)
     return StageResult(stage, final, key, json.loads(json.dumps(figures)), seconds)
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether an error says that the disk is full. safetensors and torch have errors of their own for that."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(sign in str(error) for sign in ("No space left on device", "StorageFull", "Disk quota exceeded"))
 
 
 def stage_key(stage: str, config: Mapping[str, Any], inputs: Inputs) -> str:
@@ -292,6 +307,16 @@ def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             hashes[path.relative_to(folder).as_posix()] = {"sha256": digest, "bytes": path.stat().st_size}
     return hashes
+
+
+def share_files(folder: Path) -> None:
+    """Give every file the permissions that a new file gets here: some libraries write files that only their owner can
+    read, and a model server or a colleague runs as somebody else."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o111 | 0o666 & ~umask)
 
 
 def fingerprint_tree(path: Path) -> str:

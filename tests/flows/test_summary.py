@@ -48,7 +48,17 @@ def test_figures_of_the_datasets_and_the_verdict_are_lifted_out(run: Run) -> Non
     text = render(summary)
     assert "SFT samples: 12. Preference pairs by miner: outcome 3." in text
     assert "Parity with the oracle: PASS" in text and "max loss difference 3e-08" in text
-    assert str(run.stage_dir("datasets")) in text
+    assert str(run.path) in text and "files: datasets/" in text
+    assert f"{run.path}/compare/report.html" in text
+
+
+def test_thin_data_says_what_it_was_lost_to(run: Run) -> None:
+    dropped = {"too long": 55, "over max_samples": 3, "rare": 1, "no words": 2}
+    make(run, "datasets", {"sft_samples": 5, "pairs_by_miner": {}, "dropped": dropped, "pairs_held_out": 1})
+    text = render(summarise(run))
+    assert "Most was dropped as: too long 55, over max_samples 3, no words 2" in text
+    assert "Only 1 held-out pair: too few" in text
+    assert "None" not in text
 
 
 def test_a_stage_is_outdated_when_one_of_its_inputs_was_made_anew(run: Run) -> None:
