@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from traceforge_core.config import SftDataConfig
 from traceforge_core.datasets.sft import IGNORED, SftSample, sft_samples
-from traceforge_core.modeling.chat import ChatRenderer
+from traceforge_core.modeling.chat import ChatRenderer, own_template
 from traceforge_core.trajectories.model import Action, Message, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -83,6 +83,38 @@ def test_pieces_give_the_very_tokens_of_the_whole_prompt(
         border = len(sample.labels) - sum(label != IGNORED for label in sample.labels)
         assert sample.input_ids[:border] == renderer.tokens([sample.prompt])[0]
         assert sample.input_ids[border:] == renderer.tokens([sample.completion])[0]
+
+
+@pytest.fixture(scope="module")
+def gpt2_renderer(make_tokenizer: Any) -> ChatRenderer:
+    """A tokenizer that splits white space as GPT-2 does: of a run of line ends, the last goes by itself."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    tokenizer = make_tokenizer(own_template("chatml"), "<|im_end|>", "<|im_start|>", "<|endoftext|>")
+    tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+    return ChatRenderer(tokenizer)
+
+
+def test_the_cuts_also_fit_a_tokenizer_that_splits_white_space_as_gpt2_does(
+    gpt2_renderer: ChatRenderer, make_run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("c", "r", [(f"command{n}", 0) for n in range(12)], output="long\n\n  text\n\n\n" * 20)
+    run.messages[4] = replace(run.messages[4], content="One.\nTwo.\n\nThree.\n", trainable=False)
+    longest = []
+    real = gpt2_renderer.tokens
+    monkeypatch.setattr(
+        gpt2_renderer, "tokens", lambda pieces: longest.append(max(map(len, pieces), default=0)) or real(pieces)
+    )
+    for max_length in (100_000, 1500):
+        longest.clear()
+        samples, _ = build(gpt2_renderer, [run], max_length=max_length)
+        assert [sample.turn for sample in samples] == [turn for turn in run.turns if turn != 4]
+        assert sum(length > 3000 for length in longest) == 2, "the whole prompt is tokenised by the two checks only"
+        for sample in samples:
+            border = len(sample.labels) - sum(label != IGNORED for label in sample.labels)
+            assert sample.input_ids[:border] == real([sample.prompt])[0]
+            assert sample.input_ids[border:] == real([sample.completion])[0]
+    assert samples[-1].trimmed_messages > 0
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

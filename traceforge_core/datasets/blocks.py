@@ -18,7 +18,8 @@ Case: django__django-11815
 Predict next action.
 
 The text is cut in front of every block for tokenising. Each cut stands between line ends and a bracket or letter, where
-byte-level pre-tokenisers split anyway, so the pieces give the tokens of the whole; `sft` checks that they do.
+the pre-tokenisers of Qwen and Llama 3 split anyway; GPT-2's splits one line end earlier. So the pieces give the tokens
+of the whole; `sft` checks that they do, and tries the earlier place where they do not.
 """
 
 from __future__ import annotations

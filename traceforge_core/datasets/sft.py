@@ -96,6 +96,7 @@ class _BlockMaker:
         self._frames: dict[str, tuple[str, str]] = {}
         self._prompt: str | None = None
         self._markers: dict[int, list[int]] = {}
+        self._cuts_before_newline = False
         self._pieces_are_exact = True
         self._trajectories = 0
 
@@ -104,10 +105,18 @@ class _BlockMaker:
             before, after = self._frame(trajectory)
             completions = {turn: self._completion(trajectory, turn) for turn in turns}
             shown = trajectory.messages[: turns[-1]]
-            texts = [before + opening(trajectory.case), *(block(i, m) for i, m in enumerate(shown)), REQUEST + after]
+            whole = [before + opening(trajectory.case), *(block(i, m) for i, m in enumerate(shown)), REQUEST + after]
+            texts = self._cut(whole)
             pieces, completion_ids = self._tokens(trajectory, texts, completions)
             if self._trajectories % VERIFY_EVERY == 0 and self._pieces_are_exact:
-                self._pieces_are_exact = self._verify(trajectory, shown, texts, pieces, completions, completion_ids)
+                exact = self._verify(trajectory, shown, texts, pieces, completions, completion_ids)
+                if not exact and not self._cuts_before_newline:
+                    self._cuts_before_newline = True
+                    self._markers.clear()
+                    texts = self._cut(whole)
+                    pieces, completion_ids = self._tokens(trajectory, texts, completions)
+                    exact = self._verify(trajectory, shown, texts, pieces, completions, completion_ids)
+                self._pieces_are_exact = exact
             self._trajectories += 1
             if not self._pieces_are_exact:
                 completion_ids = self.renderer.tokens(list(completions.values()))
@@ -137,7 +146,7 @@ class _BlockMaker:
             fit = fit_history(lengths, head, room, lambda count: len(self._marker(count)))
             if fit is None:
                 return None
-            marker = [left_out_marker(fit.left_out) + "\n\n"] if fit.left_out else []
+            marker = [self._marker_text(fit.left_out)] if fit.left_out else []
             rest = slice(1 + head + fit.left_out, turn + 1)
             prompt = "".join([*texts[: 1 + head], *marker, *texts[rest], texts[-1]])
             if self._pieces_are_exact:
@@ -197,7 +206,7 @@ class _BlockMaker:
             of_completions.append((completion[:cut], completion[cut:]) if cut else (completion,))
             if cut and turn + 1 < len(parts) - 1:  # the last turn's block is in no prompt
                 text = texts[turn + 1]
-                start = text.index("\n") + 1
+                start = text.index("\n", 1) + 1
                 parts[turn + 1] = (text[:start], text[start : start + cut], text[start + cut :])
         strings = list(dict.fromkeys(chain.from_iterable([*parts, *of_completions])))
         known = dict(zip(strings, self.renderer.tokens(strings), strict=True))
@@ -218,9 +227,19 @@ class _BlockMaker:
             self._frames[key] = before, after
         return self._frames[key]
 
+    def _cut(self, whole: list[str]) -> list[str]:
+        """The pieces, each ending behind its empty line, or, where the tokenizer asks for it, inside it."""
+        if not self._cuts_before_newline:
+            return whole
+        return [whole[0][:-1], *("\n" + text[:-1] for text in whole[1:-1]), "\n" + whole[-1]]
+
+    def _marker_text(self, count: int) -> str:
+        note = left_out_marker(count)
+        return f"\n{note}\n" if self._cuts_before_newline else f"{note}\n\n"
+
     def _marker(self, count: int) -> list[int]:
         if count not in self._markers:
-            self._markers[count] = self.renderer.tokens([left_out_marker(count) + "\n\n"])[0]
+            self._markers[count] = self.renderer.tokens([self._marker_text(count)])[0]
         return self._markers[count]
 
     def _verify(
