@@ -28,7 +28,7 @@ from traceforge_core.modeling.chat import ChatRenderer, choose_chat_template
 from traceforge_core.trajectories.ingest import ingest
 from traceforge_core.trajectories.model import Trajectory
 
-UNLIMITED = 1 << 40
+UNLIMITED = 10**9
 
 
 def main() -> None:
