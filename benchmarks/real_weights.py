@@ -109,7 +109,7 @@ def configuration(arguments: argparse.Namespace, dtype: str) -> RunConfig:
         "preference.learning_rate": arguments.learning_rate if real else 1e-3,
         "preference.schedule": "cosine",
         "preference.warmup_steps": min(5, arguments.steps // 5),
-        "preference.checkpoint_steps": arguments.steps,
+        "preference.checkpoint_steps": 20,
         "preference.share_gpu": True,
         "comparison.gradient_steps": min(5, arguments.steps),
         "comparison.noise_runs": 6,
