@@ -20,7 +20,7 @@ from traceforge_core.errors import TraceForgeError
 
 Miner = Literal["outcome", "recovery", "given", "sampled"]
 Strategy = Literal["oracle", "branch_parallel", "shared_prefix"]
-Positive = Annotated[int, Field(gt=0, le=10**12)]
+Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
 # YAML 1.1 reads a bare on or off as true or false.
 Switch = Annotated[
