@@ -3,8 +3,9 @@
     python -m deployments.serve
 
 Listens on loopback only, port 4200 (another with PREFECT_SERVER_API_PORT). The database lies in PREFECT_HOME, else in
-`.prefect` in the checkout; logs of server and worker lie beside it. The first Ctrl-C lets runs that are at work finish,
-the second ends them.
+`.prefect` in the checkout, or in PostgreSQL where PREFECT_SERVER_DATABASE_CONNECTION_URL names one; logs of server and
+worker lie beside it. The first Ctrl-C lets runs that are at work finish, the second ends them. However this program
+ends, SIGKILL included, server and worker end with it.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _child(name: str, arguments: list[str], env: Mapping[str, str], home: Path) 
     """A Prefect process in a session of its own, so that Ctrl-C reaches only this program, which ends it in order."""
     with (home / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", *arguments],
+            [sys.executable, "-m", "traceforge_core.bound", str(os.getpid()), "-m", "prefect", *arguments],
             cwd=CHECKOUT,
             env=dict(env),
             stdin=subprocess.DEVNULL,

@@ -11,10 +11,8 @@ server that the flow has to report to, and the kernel ends it if its parent is k
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from traceforge_core.bound import end_with
 from traceforge_core.errors import TraceForgeError
 
 START_SECONDS = 120.0
@@ -157,9 +156,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, home: Path) -> No
 
 def _serve(listener: socket.socket) -> None:
     """The server process itself."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: never outlive the command
-    if os.getppid() != int(os.environ["TRACEFORGE_PARENT"]):  # it died before that call
-        return
+    end_with(int(os.environ["TRACEFORGE_PARENT"]))  # never outlive the command
     import uvicorn
 
     config = uvicorn.Config(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trajectories.make import chat_row, mini_v2
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.trajectories.outcomes import Claim, claims_in, is_infrastructure
+from traceforge_core.trajectories.outcomes import Claim, Outcomes, claims_in, is_infrastructure
 
 FLAT = {"resolved": True, "patch_successfully_applied": True, "tests_status": {}}
 
@@ -197,3 +197,26 @@ def test_the_harness_logs_of_one_run_say_nothing_about_another(write, run_ingest
         ("a__b-1", "trajs/two"): "unresolved",
         ("a__b-1", "trajs/three"): None,
     }
+
+
+def test_outcomes_decide_the_same_after_they_were_written_and_read():
+    paths = ["run-1/a/a.traj.json", "run-2/a/a.traj.json", "odd-\udcff/b/b.traj.json"]
+    before = Outcomes(paths)
+    before.add("run-1/run-1.eval.json", [Claim("a", "resolved", "resolved_ids"), Claim("b", "unresolved", "x")])
+    before.add("report.json", [Claim("a", "unresolved", "unresolved_ids")])
+    before.add("odd-\udcff/b/verifier/result.json", [Claim(None, "resolved", "reward")])
+    before.state("c", None, "resolved", "table.csv")
+    before.state("c", "run-2", "unresolved", "table.csv")
+    before.settle(paths)
+    after = Outcomes.from_json(before.to_json())
+    asked = [
+        ("a", "run-1", paths[0]),
+        ("a", "run-2", paths[1]),
+        ("b", "b", paths[2]),
+        ("c", "x", "c"),
+        ("c", "run-2", "c"),
+    ]
+    decided = [before.decide(*each) for each in asked]
+    assert [after.decide(*each) for each in asked] == decided
+    assert {decision.label for decision in decided} >= {"resolved", "unresolved"}
+    assert any(decision.conflict for decision in decided)

@@ -11,7 +11,6 @@ A worker ends with status 0 when its training is done and what it had to save is
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -22,12 +21,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from traceforge_core.bound import end_with
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training.job import Job
 from traceforge_core.training.known_errors import explain
 
 logger = logging.getLogger("traceforge_core.training.worker")
-PR_SET_PDEATHSIG = 1
 LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
@@ -97,13 +96,11 @@ def _exit(status: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, however it dies (Linux)."""
-    parent = os.environ.get("TRACEFORGE_PARENT")
-    if parent is None:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the line above
-        os._exit(1)
+    """Never outlive the launcher, or torchrun's agent (which would otherwise leave its workers when it is killed)."""
+    if (parent := os.environ.get("TRACEFORGE_PARENT")) is not None:
+        end_with(int(parent))
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with(os.getppid())
 
 
 def _take_seat() -> Seat:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import pickle
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,10 +111,10 @@ def corpus_folder(path: str) -> Path:
 
 def _jobs(corpus: Corpus, verdicts: outcomes.Outcomes, folder: Path) -> list[ShardJob]:
     """The shards to read. What an earlier attempt left in the folder is used only if it is of the same corpus."""
-    pickled = pickle.dumps(verdicts)
+    told = verdicts.to_json()
     parts = [part for unit in corpus.units for part in split(corpus.root, unit, SHARD_BYTES)]
     plan_of_work = plan(parts)
-    digest = hashlib.blake2b(pickled, digest_size=16)
+    digest = hashlib.blake2b(told.encode(), digest_size=16)
     for unit in parts:
         times = [_changed(corpus.root / path) for path in unit.paths]
         digest.update(repr((unit, times)).encode("utf-8", "surrogateescape"))
@@ -123,7 +122,7 @@ def _jobs(corpus: Corpus, verdicts: outcomes.Outcomes, folder: Path) -> list[Sha
     if folder.is_dir() and not (folder / name).is_file():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(pickled)
+    (folder / name).write_text(told, encoding="utf-8")
     root = str(corpus.root.resolve())
     return [
         ShardJob(index, root, units, str(folder.resolve()), str((folder / name).resolve()))

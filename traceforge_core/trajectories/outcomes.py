@@ -10,6 +10,7 @@ resolved.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -251,6 +252,42 @@ class Outcomes:
     def state(self, case: str, run: str | None, label: OutcomeLabel, source: str) -> None:
         """Add what the user's own table says; it outranks every file found in the corpus."""
         self._stated.setdefault((case, run), []).append((label, source))
+
+    def to_json(self) -> str:
+        """All of it, for the processes that read shards. File names that are no UTF-8 pass through unharmed."""
+        reports = list({id(report): report for found in self._by_case.values() for report, _ in found}.values())
+        number = {id(report): index for index, report in enumerate(reports)}
+        return json.dumps(
+            {
+                "reports": [[report.source, report.anchor.as_posix(), sorted(report.names)] for report in reports],
+                "claims": [
+                    [case, number[id(report)], claim.case, claim.label, claim.detail]
+                    for case, found in self._by_case.items()
+                    for report, claim in found
+                ],
+                "stated": [[case, run, told] for (case, run), told in self._stated.items()],
+                "folders": sorted(self._folders),
+                "names_of_folders": sorted(self._names_of_folders),
+                "runs": {case: sorted(runs) for case, runs in self._runs.items()},
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Outcomes:
+        """What `to_json` wrote."""
+        tree = json.loads(text)
+        outcomes = cls()
+        reports = [
+            _Report(source, PurePosixPath(anchor), frozenset(names)) for source, anchor, names in tree["reports"]
+        ]
+        for case, report, claimed, label, detail in tree["claims"]:
+            outcomes._by_case.setdefault(case, []).append((reports[report], Claim(claimed, label, detail)))
+        outcomes._stated = {
+            (case, run): [(label, source) for label, source in told] for case, run, told in tree["stated"]
+        }
+        outcomes._folders, outcomes._names_of_folders = set(tree["folders"]), set(tree["names_of_folders"])
+        outcomes._runs = {case: set(runs) for case, runs in tree["runs"].items()}
+        return outcomes
 
     def decide(self, case: str, run: str, path: str) -> Decision:
         """What the files say about the trajectory of a case in the file at `path`, relative to the corpus's root."""

@@ -9,12 +9,10 @@ finished shard is one Parquet part and a summary beside it; a shard whose summar
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import tempfile
@@ -28,6 +26,7 @@ from typing import Any
 
 import orjson
 
+from traceforge_core.bound import end_with
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import write_json
 from traceforge_core.trajectories import outcomes
@@ -231,9 +230,8 @@ def _write(
 
 @lru_cache(maxsize=1)
 def _verdicts(path: str) -> outcomes.Outcomes:
-    """The outcomes that `ingest` wrote for its shards. Pickle, because only this program writes and reads the file."""
-    verdicts: outcomes.Outcomes = pickle.loads(Path(path).read_bytes())
-    return verdicts
+    """The outcomes that `ingest` wrote for its shards."""
+    return outcomes.Outcomes.from_json(Path(path).read_text(encoding="utf-8"))
 
 
 _stop: Any = None
@@ -245,9 +243,7 @@ def _start_worker(stop: Any, parent: int) -> None:
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)
+        end_with(parent)
 
 
 def _read_in_worker(job: ShardJob) -> Summary | None:
