@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.config import RunConfig
+from traceforge_core.disk import require_room, stage_bytes
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Figures, Inputs, Run, StageResult, fingerprint_tree, run_stage
 
@@ -153,7 +154,8 @@ def pipeline(config: RunConfig) -> list[str]:
 
 
 def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **how: Any) -> StageResult:
-    """Do one stage of a run, or reuse its result. Raises TraceForgeError where a stage it needs is missing.
+    """Do one stage of a run, or reuse its result. Raises TraceForgeError where a stage it needs is missing, or the disk
+    has too little room for what it will write.
 
     `how` goes to the stage's function: ways to do its work that do not change the result (ingest's `run_jobs`).
     """
@@ -173,12 +175,17 @@ def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **
         found.pop("sft", None)
     function = stage.load()
     folders = {needed: result.path for needed, result in found.items()}
+
+    def work(out_dir: Path) -> Figures:
+        require_room(out_dir, stage_bytes(name, config, folders), f"stage {name}")
+        return function(config, folders, out_dir, **how)
+
     return run_stage(
         run,
         name,
         {section: _dump(config, section) for section in stage.sections},
         Inputs(found, _outside(name, config)),
-        lambda out_dir: function(config, folders, out_dir, **how),
+        work,
         refresh=refresh,
         resumable=stage.resumable,
     )

@@ -46,7 +46,7 @@ def fake(name: str) -> Callable[[RunConfig, Mapping[str, Path], Path], dict[str,
         if what == "hang":
             hang(out_dir)
         if what == "fill":
-            (out_dir / "large.bin").write_bytes(bytes(2**24))
+            (out_dir / "large.bin").write_bytes(bytes(2**26))
         print(f"{name} prints to stdout", flush=True)
         import logging
 

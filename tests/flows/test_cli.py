@@ -217,10 +217,10 @@ def test_a_server_that_does_not_answer_is_named(command: Command, tmp_path: Path
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 400 KiB."""
+    """A file system of 32 MiB."""
     folder = tmp_path / "small disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)], capture_output=True)
     if mounted.returncode:
         pytest.skip("mounting a small file system needs root")
     try:
@@ -241,6 +241,21 @@ def test_a_disk_that_fills_up_during_a_stage_is_one_clear_message(command: Comma
     run = Run.open(small_disk)
     assert run.result("datasets") is None and run.result("model") is not None
     assert json.loads((run.path / FILE_NAME).read_text())["asked_for"][0] == "ingest"
+
+
+@pytest.mark.slow
+def test_a_stage_that_will_not_fit_is_refused_before_it_begins_and_says_what_it_needs(
+    command: Command, small_disk: Path
+) -> None:
+    (small_disk / "others").write_bytes(bytes(24 << 20))
+    ran = command("run", "--runs-dir", str(small_disk), "--json", fakes=True)
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr
+    error = one_object(ran)["error"]
+    assert "Too little disk space: stage ingest needs about 16." in error and "traceforge runs" in error
+    assert not list(small_disk.glob("*/.partial/ingest/output.txt")), "it did not begin"
+    (small_disk / "others").unlink()
+    run = Run.open(small_disk)
+    assert command("run", "--runs-dir", str(small_disk), "--run", run.run_id, fakes=True).returncode == 0
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from traceforge_core.disk import require_room
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.training.job import Job
 
@@ -130,11 +131,13 @@ def launch(
     *,
     on_line: OnLine | None = None,
     stop_file: Path | None = None,
+    room: int = 0,
 ) -> None:
     """Run a job to its end. `on_line(rank, line)` gets every line of output (default: this module's logger).
 
     Raises WorkerError naming the worker, how it ended and the last lines of its log; TraceForgeError where `stop_file`
-    appears. Anything raised in here (Ctrl-C, Prefect's cancellation) passes through after the workers have ended.
+    appears, or the disk has fewer than `room` bytes left. Anything raised in here (Ctrl-C, Prefect's cancellation)
+    passes through after the workers have ended.
     """
     job.out_dir.mkdir(parents=True, exist_ok=True)
     (job.out_dir / "logs").mkdir(exist_ok=True)
@@ -146,7 +149,7 @@ def launch(
             for rank, gpu in enumerate(gpus):
                 env = _environment(job, rank, gpu, Path(scratch))
                 workers.append(_start(job, rank, job_file, env, on_line or _log_line))
-            _watch(job, workers, Path(scratch), stop_file)
+            _watch(job, workers, Path(scratch), stop_file, room)
         finally:
             _end_all(workers)
 
@@ -212,7 +215,7 @@ def _log_line(rank: int, line: str) -> None:
     logger.info("[%d] %s", rank, line)
 
 
-def _watch(job: Job, workers: list[_Worker], scratch: Path, stop_file: Path | None) -> None:
+def _watch(job: Job, workers: list[_Worker], scratch: Path, stop_file: Path | None, room: int) -> None:
     started = time.monotonic()
     next_slow_check = started
     while True:
@@ -229,6 +232,9 @@ def _watch(job: Job, workers: list[_Worker], scratch: Path, stop_file: Path | No
                     f"Stopped, because {stop_file} is there. Remove it and run the stage again: it goes on from its "
                     "last checkpoint."
                 )
+            if room:
+                goes_on = "run the stage again: it goes on from its last checkpoint"
+                require_room(job.out_dir, room, f"{job.kind} was stopped, because its next checkpoint", goes_on)
             _check_progress(job, workers, scratch, now - started)
         time.sleep(POLL_SECONDS)
 

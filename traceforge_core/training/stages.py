@@ -16,6 +16,7 @@ from typing import Any
 
 from traceforge_core.cards import write_adapter_card
 from traceforge_core.config import ModelConfig, RunConfig
+from traceforge_core.disk import ALWAYS, adapter_bytes, checkpoint_bytes
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training.fit import require_fit
 from traceforge_core.training.job import Job, Kind
@@ -130,7 +131,8 @@ def run_job(job: Job, on_line: OnLine | None = None, stop_file: Path | None = No
     """Launch a job, wait for its end, tidy up, and say what came out."""
     require_fit(job)
     gpus = seats(job, share_gpu=job.config.preference.share_gpu)
-    launch(job, gpus, on_line=on_line, stop_file=stop_file or _stop_file(job.out_dir))
+    room = ALWAYS + checkpoint_bytes(adapter_bytes(job.config, job.model_dir))
+    launch(job, gpus, on_line=on_line, stop_file=stop_file or _stop_file(job.out_dir), room=room)
     shutil.rmtree(job.out_dir / "checkpoints", ignore_errors=True)
     return figures(job)
 
