@@ -174,6 +174,41 @@ def show(
 
 
 @app.command()
+def runs(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Two runs or more: say where they differ.")
+    ] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Say which runs may go; with --yes, remove them.")] = False,
+    older_than: Annotated[
+        float | None, typer.Option("--older-than", min=0, help="Prune runs last used more days ago than this.")
+    ] = None,
+    total_gib: Annotated[
+        float | None, typer.Option("--total-gib", min=0, help="Prune the oldest until all runs take no more than this.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Really remove what --prune names.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List runs with age and size; compare some; remove old ones, never the latest good ones."""
+    from flows.runs_command import compared, listed, pruned
+
+    names = names or []
+    if prune and names:
+        raise TraceForgeError("--prune chooses the runs itself, by age and size. Leave the names out.")
+    if not prune and (yes or older_than is not None or total_gib is not None):
+        raise TraceForgeError("--older-than, --total-gib and --yes are for --prune. Add it.")
+    if len(names) == 1:
+        raise TraceForgeError(
+            f"Name another run to compare {names[0]} with, or see it with: traceforge show {names[0]}"
+        )
+    if prune:
+        value, text = pruned(runs_dir, older_than, total_gib, yes)
+    else:
+        value, text = compared(runs_dir, names) if names else listed(runs_dir)
+    _answer(value, as_json, text)
+
+
+@app.command()
 def data(
     run: Annotated[str, typer.Argument(help="A run's id, or latest.")] = "latest",
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("data.html"),

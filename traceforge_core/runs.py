@@ -181,7 +181,8 @@ def list_runs(runs_dir: Path) -> list[Run]:
     """Every run in the folder, oldest first."""
     if not runs_dir.is_dir():
         return []
-    runs = [Run(path.resolve()) for path in runs_dir.iterdir() if (path / "config.json").is_file()]
+    folders = (path for path in runs_dir.iterdir() if not path.name.startswith("."))
+    runs = [Run(path.resolve()) for path in folders if (path / "config.json").is_file()]
     return sorted(runs, key=lambda run: (run.path.joinpath("config.json").stat().st_mtime, run.run_id))
 
 
