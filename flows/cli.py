@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import os
@@ -58,12 +59,13 @@ class Stopped(BaseException):
 
 
 class Unfinished(Exception):
-    """A run that did not end well, with what is there of it."""
+    """Work that did not end well, with what is there of it: as JSON, and as text for a terminal."""
 
-    def __init__(self, message: str, summary: dict[str, Any], status: int) -> None:
+    def __init__(self, message: str, status: int, answer: dict[str, Any], text: str) -> None:
         super().__init__(message)
-        self.summary = summary
         self.status = status
+        self.answer = answer
+        self.text = text
 
 
 @app.command()
@@ -87,8 +89,8 @@ def run(
     from flows.session import begin, ordered, saved_config
     from flows.summary import render, summarise
     from traceforge_core.config import DEFAULT_PRESET, lay_over, load_config
-    from traceforge_core.runs import Run
-    from traceforge_core.trajectories.ingest import corpus_folder
+    from traceforge_core.runs import Run, check_runs_dir
+    from traceforge_core.stages import check_paths
 
     if run != "new" and preset is None and config is None:
         effective = lay_over(saved_config(Run.open(runs_dir, run)), assignments=assignments)
@@ -96,8 +98,8 @@ def run(
         effective = load_config(preset or DEFAULT_PRESET, config, assignments)
     effective = lay_over(effective)  # every field counts as given from here on
     names = ordered(None if stages is None else stages.split(","), effective)
-    if run == "new" and "ingest" in names:
-        corpus_folder(effective.ingest.path)  # a path that is not there should not leave a run behind
+    check_paths(names, effective)  # what is not there should be told at once and leave no run behind
+    check_runs_dir(runs_dir)
     here: Run | None = None
     try:
         with embedded_api():
@@ -116,7 +118,7 @@ def run(
 
 
 def _unfinished(error: Exception | Stopped, run: Any) -> Unfinished:
-    from flows.summary import summarise
+    from flows.summary import render, summarise
 
     if isinstance(error, Stopped):
         message, status = f"Stopped by {error}. Go on with: traceforge run --run {run.run_id}", 128 + error.number
@@ -124,7 +126,9 @@ def _unfinished(error: Exception | Stopped, run: Any) -> Unfinished:
         message, status = str(error), 2 if type(error).__name__ == "ParityFailed" else 1
     else:
         message, status = _unexpected(error, run.path), 1
-    return Unfinished(message, summarise(run), status)
+    summary = summarise(run)
+    told_below = [stage | {"message": ""} if stage.get("message") == message else stage for stage in summary["stages"]]
+    return Unfinished(message, status, summary, f"\n{render(summary | {'stages': told_below})}\n")
 
 
 @app.command()
@@ -139,6 +143,7 @@ def ingest(
     """Read trajectories into one uniform corpus; what cannot be read is set aside with its reason."""
     from traceforge_core.config import load_config
     from traceforge_core.trajectories.ingest import ingest as read_all
+    from traceforge_core.trajectories.ingest import refuse_nothing_read
 
     if out.exists() and not (out / "report.json").is_file() and (not out.is_dir() or any(out.iterdir())):
         raise TraceForgeError(f"{out} is there and is no earlier ingest, so it is left alone. Name another --out.")
@@ -156,7 +161,12 @@ def ingest(
         shutil.rmtree(scratch, ignore_errors=True)
     from flows.summary import key_figures
 
-    _answer(figures | {"path": str(out.resolve())}, as_json, f"{key_figures('ingest', figures)}\nWritten to {out}")
+    figures |= {"path": str(out.resolve())}
+    try:
+        refuse_nothing_read(figures, out)
+    except TraceForgeError as error:
+        raise Unfinished(str(error), 1, figures, key_figures("ingest", figures)) from None
+    _answer(figures, as_json, f"{key_figures('ingest', figures)}\nWritten to {out}")
 
 
 @app.command()
@@ -216,6 +226,7 @@ def data(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run's data is made of, and write a page that shows samples as the model sees them."""
+    from flows.terminal import as_text
     from traceforge_core.datasets.page import write_data_page
     from traceforge_core.runs import Run
 
@@ -231,7 +242,7 @@ def data(
     _answer(
         {"path": str(page.resolve()), "datasets": datasets.figures},
         as_json,
-        f"{report}\nThe same with samples, token by token: {page}",
+        f"{as_text(report)}\n\nThe same with samples, token by token: {page}",
     )
 
 
@@ -314,10 +325,12 @@ def evaluate_adapters(
     as_json: AsJson = False,
 ) -> None:
     """Measure base model and adapters on held-out pairs and next actions."""
+    from flows.terminal import as_text
     from traceforge_core.config import lay_over
     from traceforge_core.evaluation.evaluate import evaluate_adapters as evaluate
     from traceforge_core.evaluation.evaluate import named_adapters
     from traceforge_core.runs import Run
+    from traceforge_core.scratch import scratch_folder
     from traceforge_core.trained import open_trained
 
     strange = out is not None and out.exists() and not (out / "evaluation.json").is_file()
@@ -326,11 +339,11 @@ def evaluate_adapters(
     trained = open_trained(Run.open(runs_dir, run, having=TRAINED))
     chosen = named_adapters(adapters) if adapters else trained.adapters
     config = lay_over(trained.config, assignments=assignments)
-    with tempfile.TemporaryDirectory(prefix="traceforge-eval-") as scratch:
-        folder = out or Path(scratch)
+    with scratch_folder("eval") as scratch:
+        folder = out or scratch
         figures = evaluate(config, trained.model_dir, datasets or trained.datasets, chosen, folder)
         text = (folder / "evaluation.md").read_text(encoding="utf-8")
-    shown = text.partition("![")[0].rstrip() + (f"\n\nReport and plot: {out}" if out else "")
+    shown = as_text(text.partition("![")[0]) + (f"\n\nReport and plot: {out}" if out else "")
     _answer(figures | {"path": str(out.resolve()) if out else None}, as_json, shown)
 
 
@@ -426,10 +439,18 @@ def main() -> NoReturn:
 
 def _guarded(as_json: bool) -> int:
     try:
+        if as_json and "--help" in sys.argv[1:]:
+            with contextlib.redirect_stdout(io.StringIO()) as page:
+                words = [word for word in sys.argv[1:] if word != "--json"]  # `traceforge --help` has no such option
+                app(words, prog_name="traceforge", standalone_mode=False)
+            _answer({"help": page.getvalue()}, True, "")
+            return 0
         status = app(prog_name="traceforge", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except Unfinished as error:
-        return _fail(str(error), error.status, as_json, error.summary)
+        if not as_json:
+            _tell(error.text)
+        return _fail(str(error), error.status, as_json, error.answer)
     except TraceForgeError as error:
         return _fail(str(error), 1, as_json)
     except UsageError as error:
@@ -443,14 +464,10 @@ def _guarded(as_json: bool) -> int:
         return _fail(_unexpected(error, None), 1, as_json)
 
 
-def _fail(message: str, status: int, as_json: bool, summary: dict[str, Any] | None = None) -> int:
+def _fail(message: str, status: int, as_json: bool, answer: dict[str, Any] | None = None) -> int:
     if as_json:
-        _answer({"error": message} | (summary or {}), True, "")
+        _answer({"error": message} | (answer or {}), True, "")
     else:
-        if summary is not None:
-            from flows.summary import render
-
-            _tell(f"\n{render(summary)}\n")
         _tell(f"traceforge: {message}")
     return status
 

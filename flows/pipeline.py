@@ -43,7 +43,8 @@ from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.monitoring.host import descendants
 from traceforge_core.runs import Run, StageResult
-from traceforge_core.stages import STAGES
+from traceforge_core.stages import STAGES, check_paths
+from traceforge_core.trajectories.ingest import refuse_nothing_read
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ def _traceforge(
     flow_run_id = str(runtime.flow_run.id)
     here, effective = begin(runs_dir, run, config, flow_run_id)
     names = ordered(stages, effective)
+    check_paths(names, effective)  # before hours are spent on the stages in front
     log.info("Run %s: %s", here.run_id, ", ".join(names))
     with here.lock(), _remembered(here, runs_dir / "history" / history if history else None) as changed:
         session = Session(here, names, flow_run_id)
@@ -170,6 +172,8 @@ def _perform(name: str, config: RunConfig, run: Run, session: Session, refresh: 
     session.note(name, "completed", reused=reused)
     result = run.result(name)
     if result is not None:
+        if name == "ingest":
+            refuse_nothing_read(result.figures, result.path)
         done = "reused" if reused else f"done in {result.seconds:.1f} s"
         log.info("%s: %s. %s", name, done, key_figures(name, result.figures))
 

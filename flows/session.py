@@ -64,7 +64,7 @@ def ordered(names: Sequence[str] | None, config: RunConfig) -> list[str]:
     """
     if names is None:
         return pipeline(config)
-    wanted = {name.strip().replace("-", "_") for name in names}
+    wanted = {name.strip().replace("-", "_") for name in names} - {""}
     if unknown := wanted - set(STAGES):
         raise TraceForgeError(f"No such stage: {', '.join(sorted(unknown))}. Stages: {', '.join(STAGES)}.")
     if not wanted:

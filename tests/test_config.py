@@ -96,6 +96,26 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path, content: byt
         load_config(file=file)
 
 
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [("sft: {max_steps: 2}\nmodel: {}\nsft:\n  epochs: 2\n", "sft"), ("sft:\n  seed: 1\n  seed: 2\n", "seed")],
+)
+def test_a_key_that_stands_in_a_file_twice_is_named_with_both_lines(tmp_path: Path, content: str, key: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(TraceForgeError) as caught:
+        load_config(file=file)
+    assert f"the key '{key}' stands here first" in str(caught.value)
+    assert str(caught.value).count("line ") == 2 and "mine.yaml" in str(caught.value)
+
+
+def test_a_merged_key_may_be_overridden(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("sft: &shared {max_steps: 2, seed: 3}\npreference:\n  <<: *shared\n  seed: 4\n")
+    config = load_config(file=file)
+    assert (config.preference.max_steps, config.preference.seed, config.sft.seed) == (2, 4, 3)
+
+
 @pytest.mark.parametrize("assignment", ["sft.learning_rate=.inf", "sft.seed=-1", "comparison.loss_atol=.inf"])
 def test_numbers_that_mean_nothing_are_refused(assignment: str) -> None:
     with pytest.raises(TraceForgeError, match=assignment.partition("=")[0]):

@@ -13,10 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.settings_yaml import NOT_YAML, read_yaml
 
 Miner = Literal["outcome", "recovery", "given", "sampled"]
 Strategy = Literal["oracle", "branch_parallel", "shared_prefix"]
@@ -364,8 +364,6 @@ class RunConfig(Section):
     monitoring: MonitoringConfig = Field(default_factory=MonitoringConfig, description="GPU and host monitor.")
 
 
-# What the YAML reader raises, besides its own error, for dates that are none, tags that do not fit, endless nesting.
-NOT_YAML = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
 DEFAULT_PRESET = "tiny-cpu"
 
 
@@ -385,7 +383,7 @@ def load_config(
     if preset not in preset_names():
         raise TraceForgeError(f"There is no preset {preset!r}. Presets: {', '.join(preset_names())}.")
     preset_text = (resources.files("traceforge_core") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
-    tree: dict[str, Any] = yaml.safe_load(preset_text) or {}
+    tree: dict[str, Any] = read_yaml(preset_text) or {}
     if file is not None:
         _lay_over(tree, _read_config_file(file))
     for assignment in assignments or []:
@@ -430,7 +428,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
 
 def _read_config_file(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = read_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise TraceForgeError(f"Cannot read the config file {file}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
@@ -465,7 +463,7 @@ def _parse_assignment(assignment: str) -> dict[str, Any]:
     if not equals or not name.strip():
         raise TraceForgeError(f"--set takes section.field=value, such as ingest.path=~/logs (given: {assignment!r}).")
     try:
-        value = yaml.safe_load(text)
+        value = read_yaml(text)
         if isinstance(value, str):
             value = float(value) if _is_plain_exponent(value) else value
     except NOT_YAML:

@@ -24,6 +24,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,6 +176,20 @@ class Run:
             file.write(str(os.getpid()))
             file.flush()
             yield
+
+
+def check_runs_dir(runs_dir: Path) -> None:
+    """Try whether a run could be made there; nothing is left behind. Raises TraceForgeError where it could not."""
+    there = next(folder for folder in (runs_dir, *runs_dir.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=there):
+            pass
+    except OSError as error:
+        if disk_is_full(error):
+            raise
+        raise TraceForgeError(
+            f"Cannot write to the folder of runs {runs_dir}: {error.strerror}. Choose another place with --runs-dir."
+        ) from None
 
 
 def list_runs(runs_dir: Path) -> list[Run]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -189,6 +189,35 @@ def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **
         refresh=refresh,
         resumable=stage.resumable,
     )
+
+
+def check_paths(names: Sequence[str], config: RunConfig) -> None:
+    """Look whether the files and folders that these stages will read are there: in milliseconds, before a server is
+    started or a corpus read. A hub id is not asked for.
+
+    Raises TraceForgeError naming the field.
+    """
+    preference = config.datasets.preference
+    if "ingest" in names:
+        from traceforge_core.trajectories.ingest import corpus_folder
+
+        corpus_folder(config.ingest.path)
+        for path in config.ingest.outcomes:
+            _must_be_there(path, "ingest.outcomes", "Mend or remove the entry.")
+    if "model" in names:
+        from traceforge_core.modeling.prepare import check_model_path
+
+        check_model_path(config.model)
+    if "datasets" in names and "given" in preference.miners and preference.given:
+        _must_be_there(preference.given, "datasets.preference.given", "Name a JSONL file of ready pairs.")
+    if "datasets" in names and "sampled" in preference.miners and preference.sampled.adapter:
+        adapter = preference.sampled.adapter
+        _must_be_there(adapter, "datasets.preference.sampled.adapter", "Name an adapter's folder, or leave it empty.")
+
+
+def _must_be_there(path: str, field: str, advice: str) -> None:
+    if not Path(path).expanduser().exists():
+        raise TraceForgeError(f"There is no file or folder {Path(path).expanduser()} ({field}). {advice}")
 
 
 def _dump(config: RunConfig, section: str) -> Any:

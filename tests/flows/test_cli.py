@@ -102,6 +102,10 @@ def test_the_printed_configuration_can_be_given_back(command: Command, tmp_path:
         (["run", "--preset", "huge"], "There is no preset 'huge'. Presets: qwen3-8b-1x24gb, qwen3-8b-1x80gb,"),
         (["run", "--config", "none.yaml"], "Cannot read the config file none.yaml: No such file or directory."),
         (["run", "--stages", "ingest,cook"], "No such stage: cook. Stages: ingest, model,"),
+        (["run", "--stages", " ,"], "No stage is named. Stages: ingest, model,"),
+        (["run", "--set", "model.name=./nowhere"], "There is no model at nowhere (model.name)."),
+        (["run", "--set", "ingest.outcomes=[gone.json]"], "There is no file or folder gone.json (ingest.outcomes)."),
+        (["run", "--runs-dir", "/proc/runs"], "Cannot write to the folder of runs /proc/runs: "),
         (["run", "--run", "yesterday"], "There are no runs in runs. Start one with `traceforge run`"),
         (["show"], "There are no runs in runs. Start one with `traceforge run`"),
         (["run", "--lr", "3"], "No such option"),
@@ -116,6 +120,35 @@ def test_a_mistake_gets_one_message_and_leaves_nothing_behind(
     assert told in plain.stderr and told in one_object(as_json)["error"]
     assert "Traceback" not in plain.stderr + as_json.stderr and plain.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_path_is_told_in_a_second_or_two_without_a_server(command: Command, tmp_path: Path) -> None:
+    began = time.monotonic()
+    given = "datasets.preference={miners: [given], given: pairs.jsonl}"
+    ran = command("run", "--set", given, PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert "There is no file or folder pairs.jsonl (datasets.preference.given)" in ran.stderr
+    assert time.monotonic() - began < 10, "what takes long is Prefect"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_help_as_json_is_one_object_too(command: Command, arguments: list[str]) -> None:
+    assert "Usage: traceforge" in one_object(command(*arguments, "--json"))["help"]
+
+
+def test_an_ingest_that_can_read_nothing_fails_and_says_why(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "torn.json").write_text('{"messages": [')
+    plain = command("ingest", "logs", "--out", "corpus")
+    assert plain.returncode == 1 and plain.stdout == ""
+    assert (
+        "traceforge: Nothing could be read: 1 found, all set aside (invalid_json 1). The first: torn.json"
+        in plain.stderr
+    )
+    answer = one_object(command("ingest", "logs", "--out", "corpus", "--json"))
+    assert (answer["found"], answer["read"], answer["quarantined"]) == (1, 0, 1)
+    assert answer["error"].startswith("Nothing could be read")
+    assert (tmp_path / "corpus" / "quarantine.jsonl").is_file(), "what was set aside can be looked at"
 
 
 def test_stages_are_listed_in_order(command: Command) -> None:
@@ -167,6 +200,8 @@ def test_an_error_nobody_foresaw_is_one_line_and_its_traceback_lies_in_the_run(
     assert ran.returncode == 1
     assert answer["error"].startswith("Something unexpected went wrong: ZeroDivisionError: a fault nobody foresaw.")
     assert "Traceback" not in ran.stderr
+    told = command("run", "--run", "latest", fakes=True, FAKE_SFT="fail").stderr
+    assert told.count("The fake stage sft was asked to fail") == 1, "once, at the end"
     assert stages_of(answer)["sft"] == "failed" and stages_of(answer)["datasets"] == "completed"
     [run] = (tmp_path / "runs").iterdir()
     assert "ZeroDivisionError" in (run / "traceback.txt").read_text()

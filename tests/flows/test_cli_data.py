@@ -32,6 +32,7 @@ def test_data_prints_the_report_and_writes_a_page_with_samples(tmp_path: Path) -
         result = perform(stage, config, run)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "SFT samples" in done.stdout and "page.html" in done.stdout
+    assert "| ---" not in done.stdout and "**" not in done.stdout, "a terminal shows no Markdown"
     assert "As the model sees it" in (tmp_path / "page.html").read_text(encoding="utf-8")
     answer = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout)["datasets"]["sft_samples"] == result.figures["sft_samples"]

@@ -115,7 +115,12 @@ def without_tokenizer(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), r"lacks 1 of its weight files \(model\.safetensors\)"),
         (lambda folder: (folder / "config.json").write_text('{"vocab_size": '), r"Cannot read .*config\.json"),
         (lambda folder: (folder / "config.json").write_text("[]"), r"holds no JSON object"),
-        (without_tokenizer, r"(?s)tokenizer"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), r"Cannot read .*config\.json"),
+        (lambda folder: change(folder / "config.json", text_config=["q"]), r"text_config is \['q'\], where an object"),
+        (lambda folder: change(folder / "config.json", vocab_size="2k"), r"vocab_size is '2k', where a whole number"),
+        (lambda folder: change(folder / "config.json", architectures=5), r"architectures is 5, where a list belongs"),
+        (lambda folder: change(folder / "config.json", model_type="llamb"), r"cannot use the config\.json of"),
+        (without_tokenizer, r"There are no tokenizer files at"),
         (lambda folder: change(folder / "config.json", vocab_size=1000), r"has 2048 tokens, its model only 1000"),
         (lambda folder: change(folder / "tokenizer_config.json", eos_token=None), r"names no end-of-sequence token"),
     ],
@@ -126,6 +131,11 @@ def without_tokenizer(folder: Path) -> None:
         "no weights",
         "torn config",
         "odd config",
+        "deep config",
+        "odd section",
+        "odd size",
+        "odd list",
+        "unknown type",
         "no tokenizer",
         "vocabulary",
         "eos",
@@ -138,6 +148,14 @@ def test_a_folder_that_cannot_be_used_is_refused_with_the_reason(
     with pytest.raises(TraceForgeError, match=message):
         prepare(tmp_path / "out", name=str(model))
     assert not (tmp_path / "out" / "model.json").exists()
+
+
+@pytest.mark.parametrize("targets", [["nope"], ["q_proj", "nope"]])
+def test_an_adapter_on_layers_that_are_not_there_is_refused_before_weights_are_loaded(
+    model: Path, tmp_path: Path, targets: list[str]
+) -> None:
+    with pytest.raises(TraceForgeError, match=r"has no layer named nope \(model\.lora\.targets\).* q_proj, up_proj"):
+        prepare(tmp_path / "out", name=str(model), lora={"targets": targets})
 
 
 @pytest.mark.parametrize("name", ["/no/such/model", "./models/qwen", "~/no-such-model-here", "a/b/c"])

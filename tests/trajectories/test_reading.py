@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -213,10 +214,23 @@ def test_predictions_and_links_in_circles_are_no_trajectories(write, run_ingest)
     write("preds.json", {"a__b-1": {"model_patch": "x", "instance_id": "a__b-1"}})
     folder = write("a.traj.json", mini_v2())
     os.symlink(folder, folder / "loop")
-    os.mkfifo(folder / "pipe.json")
     result = run_ingest(folder)
     assert result.figures["read"] == 1
-    assert result.figures["other_files"] == {"not a file": 1, "predictions": 1}
+    assert result.figures["other_files"] == {"linked folder": 1, "predictions": 1}
+
+
+def test_what_is_no_file_is_set_aside_with_what_it_is(write, run_ingest):
+    folder = write("a.traj.json", mini_v2())
+    os.symlink(folder / "gone.json", folder / "broken.json")
+    os.mkfifo(folder / "pipe.json")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(folder / "agent.sock"))  # such paths have a limit of 108 bytes
+        result = run_ingest(folder)
+    assert (result.figures["found"], result.figures["read"], result.figures["quarantined"]) == (4, 1, 3)
+    assert {row["reason"] for row in result.quarantine} == {"not_a_file"}
+    said = {row["source"]: row["detail"] for row in result.quarantine}
+    assert said["agent.sock"] == "a socket" and said["pipe.json"] == "a named pipe"
+    assert said["broken.json"].startswith("a link to ") and said["broken.json"].endswith("where no file is")
 
 
 def test_a_file_name_that_is_no_unicode_is_read(write, run_ingest):

@@ -8,13 +8,13 @@ The process holds the model and ends with it, so its GPU memory is free again. T
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.scratch import scratch_folder
 from traceforge_core.training.job import Job
 from traceforge_core.training.launch import launch, seats
 from traceforge_core.training.stages import resolve_device
@@ -32,8 +32,7 @@ def draw(config: RunConfig, model_dir: Path, prompts: Sequence[Sequence[int]]) -
             f"There is no adapter in {adapter} (datasets.preference.sampled.adapter): adapter_config.json is missing. "
             "Name a folder such as runs/<run>/sft/adapter, or leave it empty for the base model."
         )
-    with tempfile.TemporaryDirectory(prefix="traceforge-draw-") as scratch:
-        folder = Path(scratch)
+    with scratch_folder("draw") as folder:
         with (folder / PROMPTS).open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(list(prompt)) + "\n" for prompt in prompts)
         job = Job(

@@ -14,12 +14,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from traceforge_core.scratch import scratch_folder
 
 Answer = tuple[str, dict[str, Any]]
 SDPA_TOLERANCE = {"bfloat16": 3e-2, "float32": 1e-4}  # relative L2 against the plain formula in float32
@@ -212,11 +213,11 @@ def unsloth() -> Answer:
 
     from traceforge_core.modeling.tiny import build_tiny
 
-    with tempfile.TemporaryDirectory(prefix="traceforge-doctor-") as folder:
+    with scratch_folder("doctor") as folder:
         os.environ["UNSLOTH_COMPILE_LOCATION"] = f"{folder}/compiled"  # else it writes into the working directory
-        build_tiny(Path(folder))
+        build_tiny(folder)
         model, _ = installed.FastLanguageModel.from_pretrained(
-            folder, max_seq_length=512, dtype=torch.bfloat16, load_in_4bit=False, local_files_only=True
+            str(folder), max_seq_length=512, dtype=torch.bfloat16, load_in_4bit=False, local_files_only=True
         )
         targets = ["q_proj", "v_proj"]
         model = installed.FastLanguageModel.get_peft_model(model, r=8, lora_dropout=0.0, target_modules=targets)
@@ -239,13 +240,14 @@ def nccl() -> Answer:
 
 
 def _two_ranks(backend: str, gpus: list[str]) -> Answer:
-    with tempfile.TemporaryDirectory(prefix="traceforge-doctor-") as folder, contextlib.ExitStack() as files:
+    with scratch_folder("doctor") as folder, contextlib.ExitStack() as files:
         ranks, outputs = [], []
         for rank, gpu in enumerate(gpus):
             env = os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            command = [sys.executable, "-P", "-m", "traceforge_core.doctor.trials", f"rank-{rank}-{backend}", folder]
-            outputs.append(files.enter_context(Path(folder, f"rank{rank}").open("w+")))
+            trial = f"rank-{rank}-{backend}"
+            command = [sys.executable, "-P", "-m", "traceforge_core.doctor.trials", trial, str(folder)]
+            outputs.append(files.enter_context((folder / f"rank{rank}").open("w+")))
             ranks.append(subprocess.Popen(command, env=env, stdout=outputs[-1], stderr=subprocess.STDOUT))
         while any(process.poll() is None for process in ranks) and not any(process.poll() for process in ranks):
             time.sleep(0.02)

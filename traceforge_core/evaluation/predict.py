@@ -9,7 +9,6 @@ Greedy and short: to look at, not to measure.
 from __future__ import annotations
 
 import json
-import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.scratch import scratch_folder
 
 HISTORY_LINES = 12
 
@@ -45,9 +45,9 @@ def predict(
             "again."
         )
     request = Request("predict", check_adapters(adapters), sample, new_tokens)
-    with tempfile.TemporaryDirectory(prefix="traceforge-predict-") as scratch:
-        run_worker(config, model_dir, datasets, request, Path(scratch))
-        content: list[dict[str, Any]] = json.loads((Path(scratch) / "predictions.json").read_text(encoding="utf-8"))
+    with scratch_folder("predict") as scratch:
+        run_worker(config, model_dir, datasets, request, scratch)
+        content: list[dict[str, Any]] = json.loads((scratch / "predictions.json").read_text(encoding="utf-8"))
         return content
 
 

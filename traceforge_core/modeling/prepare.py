@@ -26,6 +26,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+READ_FIELDS: dict[str, type] = {
+    "text_config": dict,
+    "quantization_config": dict,
+    "weight_map": dict,
+    "architectures": list,
+    "model_type": str,
+    "base_model_name_or_path": str,
+    "vocab_size": int,
+    "num_hidden_layers": int,
+    "hidden_size": int,
+    "max_position_embeddings": int,
+}
+"""Fields of a model's JSON files that are read here, and what they hold wherever they are right."""
+KIND_NAMES = {dict: "an object", list: "a list", str: "text", int: "a whole number"}
 PAD_CANDIDATES = ("<|endoftext|>", "<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<unk>")
 
 
@@ -59,7 +73,15 @@ def prepare_model(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) 
     _check_vocabulary(tokenizer, source, model.name)
 
     from traceforge_core.modeling.chat import choose_chat_template
+    from traceforge_core.modeling.targets import check_targets
 
+    check_targets(
+        source.load_from,
+        model.lora.targets,
+        revision=source.revision,
+        offline=source.offline,
+        trust_remote_code=model.trust_remote_code,
+    )
     template = choose_chat_template(tokenizer, model.chat_template)
     tokenizer.save_pretrained(out_dir / "tokenizer")
 
@@ -109,6 +131,12 @@ def find_model(model: ModelConfig) -> Source:
             "or `tiny` for the embedded model."
         )
     return _find_on_hub(model)
+
+
+def check_model_path(model: ModelConfig) -> None:
+    """Raise TraceForgeError where `model.name` is a folder, a file or a path and cannot be used. Never asks the hub."""
+    if Path(model.name).expanduser().exists() or _is_a_path(model.name):
+        find_model(model)
 
 
 def _is_a_path(name: str) -> bool:
@@ -209,10 +237,17 @@ def _is_an_adapter(where: str, adapter: dict[str, Any]) -> TraceForgeError:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TraceForgeError(f"Cannot read {path}: {error}. Fetch the model again.") from None
     if not isinstance(config, dict):
         raise TraceForgeError(f"{path} holds no JSON object. Fetch the model again.")
+    for section in (config, config.get("text_config") or {}):
+        for name, kinds in READ_FIELDS.items():
+            value = section.get(name) if isinstance(section, dict) else section
+            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+                raise TraceForgeError(
+                    f"In {path}, {name} is {value!r:.60}, where {KIND_NAMES[kinds]} belongs. Fetch the model again."
+                )
     return config
 
 
@@ -220,7 +255,7 @@ def _load_tokenizer(source: Source, model: ModelConfig) -> PreTrainedTokenizerBa
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source.load_from,
             revision=source.revision,
             local_files_only=source.offline,
@@ -234,6 +269,12 @@ def _load_tokenizer(source: Source, model: ModelConfig) -> PreTrainedTokenizerBa
             else "The tokenizer's files (tokenizer.json, tokenizer_config.json) must lie beside config.json."
         )
         raise TraceForgeError(f"Cannot load the tokenizer of {model.name}: {reason}. {hint}") from error
+    if len(tokenizer) <= len(tokenizer.get_added_vocab()):  # made of nothing but the model type's special tokens
+        raise TraceForgeError(
+            f"There are no tokenizer files at {model.name}. The tokenizer's files (tokenizer.json, "
+            "tokenizer_config.json) must lie beside config.json: copy them from the model's original."
+        )
+    return tokenizer
 
 
 def _settle_padding(tokenizer: PreTrainedTokenizerBase, name: str) -> None:

@@ -22,7 +22,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -33,6 +32,7 @@ from typing import IO, Any
 
 from traceforge_core.disk import require_room
 from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.scratch import scratch_folder
 from traceforge_core.training.job import Job
 
 logger = logging.getLogger(__name__)
@@ -144,12 +144,12 @@ def launch(
     job_file = job.out_dir / "job.json"
     job.write(job_file)
     workers: list[_Worker] = []
-    with tempfile.TemporaryDirectory(prefix="traceforge-", ignore_cleanup_errors=True) as scratch:
+    with scratch_folder("launch") as scratch:
         try:
             for rank, gpu in enumerate(gpus):
-                env = _environment(job, rank, gpu, Path(scratch))
+                env = _environment(job, rank, gpu, scratch)
                 workers.append(_start(job, rank, job_file, env, on_line or _log_line))
-            _watch(job, workers, Path(scratch), stop_file, room)
+            _watch(job, workers, scratch, stop_file, room)
         finally:
             _end_all(workers)
 

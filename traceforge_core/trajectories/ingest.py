@@ -11,7 +11,6 @@ its name. An ingest that was interrupted goes on with the shards that are missin
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shutil
 from collections import Counter
@@ -32,8 +31,6 @@ from traceforge_core.trajectories.report import Report
 from traceforge_core.trajectories.shards import SHARD_BYTES, ShardJob, Summary, local_processes, plan
 from traceforge_core.trajectories.store import FOLDER, TrajectoryWriter, read_rows
 from traceforge_core.trajectories.survey import Corpus, find_outcomes, survey
-
-log = logging.getLogger(__name__)
 
 RunJobs = Callable[[Sequence[ShardJob]], Iterable[Summary]]
 
@@ -91,9 +88,22 @@ def ingest(
         "other_files": dict(corpus.other_files.most_common()),
     }
     write_json(out_dir / "report.json", figures)
-    if not figures["read"]:
-        log.warning("Nothing in %s could be read (%d found); see quarantine.jsonl", corpus.root, figures["found"])
     return figures
+
+
+def refuse_nothing_read(figures: Mapping[str, Any], out_dir: Path) -> None:
+    """Raise TraceForgeError where an ingest, finished in `out_dir`, found trajectories and could read none of them."""
+    if figures.get("read") != 0:
+        return
+    reasons = ", ".join(f"{reason} {count}" for reason, count in figures["by_reason"].items())
+    quarantine = out_dir / "quarantine.jsonl"
+    with quarantine.open("rb") as file:
+        first = orjson.loads(file.readline() or b"{}")
+    example = f" The first: {first['source']}: {first['detail']}." if first else ""
+    raise TraceForgeError(
+        f"Nothing could be read: {figures['found']} found, all set aside ({reasons}).{example} All of them, with "
+        f"reasons: {quarantine}. Set ingest.path to trajectories in a known format (docs/your-data.md)."
+    )
 
 
 def corpus_folder(path: str) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -84,6 +85,9 @@ def survey(path: Path) -> Corpus:
 
     for folder, subfolders, names in os.walk(path, onerror=refused):
         subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS)
+        corpus.other_files.update(  # os.walk does not go there: links may lead in circles
+            "linked folder" for name in subfolders if os.path.islink(os.path.join(folder, name))
+        )
         found = [name for name in sorted(names) if _is_trajectory_file(corpus, Path(folder, name))]
         for _, group in groupby(found, key=_group):
             members = [Path(folder, name) for name in group]
@@ -129,7 +133,8 @@ def label_of(relative: str) -> str:
 def _is_trajectory_file(corpus: Corpus, file: Path) -> bool:
     """Whether to read a file as trajectories; files of other kinds are noted in the corpus."""
     if not file.is_file():
-        corpus.other_files["not a file"] += 1
+        where = label_of(os.path.relpath(file, corpus.root))
+        corpus.unreadable.append(Quarantined(where, "not_a_file", _what_it_is(file)))
         return False
     head = read_head(file)
     if any(hint in head for hint in outcomes.HINTS) or file.name == "reward.txt":
@@ -145,6 +150,17 @@ def _is_trajectory_file(corpus: Corpus, file: Path) -> bool:
         return True
     corpus.other_files[file.suffix.lower() or "without suffix"] += 1
     return False
+
+
+def _what_it_is(file: Path) -> str:
+    """Why an entry of a folder cannot be read as a file."""
+    try:
+        mode = file.lstat().st_mode
+    except OSError as error:
+        return error.strerror or str(error)
+    if stat.S_ISLNK(mode):
+        return f"a link to {label_of(os.readlink(file))}, where no file is"
+    return "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def _companion(file: Path, head: bytes) -> str | None:
