@@ -17,7 +17,7 @@ demo: .venv/.installed
 	@$(PY) -m flows.cli run
 
 test: .venv/.installed-dev
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n 2 --dist loadfile
 
 lint: .venv/.installed-dev
 	@$(PY) -m ruff format --check .

@@ -71,7 +71,16 @@ def test_equal_stages_pass_with_zero_differences(oracle: Path, tmp_path: Path) -
     parity = measure(oracle, stage(tmp_path / "other"))
     assert (parity.max_loss, parity.max_score, parity.max_gradient, parity.adapter) == (0.0, 0.0, 0.0, 0.0)
     assert parity.gradient_steps == 5
-    assert verdict(oracle, tmp_path / "other")[0] == "pass"
+    outcome, reasons = verdict(oracle, tmp_path / "other")
+    assert outcome == "pass"
+    assert "within the plain tolerances too, at every step (loss 1e-06, adapter 1e-05, gradient 1e-05)" in reasons
+
+
+def test_a_pass_that_needs_the_allowance_for_large_scores_says_so(tmp_path: Path) -> None:
+    oracle = stage(tmp_path / "oracle", score=-6.0)
+    outcome, reasons = verdict(oracle, stage(tmp_path / "other", score=-6.0, loss=1.0 + 3e-6))
+    assert outcome == "pass"
+    assert "beyond the plain: loss 3e-06 (over 1e-06)" in reasons
 
 
 @pytest.mark.parametrize(

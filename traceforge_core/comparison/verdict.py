@@ -142,8 +142,20 @@ def judge_exactly(parity: Parity, tolerances: ComparisonConfig) -> Verdict:
     places = exact_places(parity, limits)
     if findings:
         return replace(failed(findings, reasons), places=places)
-    told = ["equal start, data, scored tokens and learning rates at every step", *reasons]
+    told = ["equal start, data, scored tokens and learning rates at every step", *reasons, _plainly(parity, tolerances)]
     return Verdict("pass", told, places=places)
+
+
+def _plainly(parity: Parity, tolerances: ComparisonConfig) -> str:
+    """Whether even the tolerances as configured are met, with no allowance for the size of the scores."""
+    measured = {"loss": (parity.max_loss, tolerances.loss_atol), "adapter": (parity.adapter, tolerances.adapter_rtol)}
+    if parity.max_gradient is not None:
+        measured["gradient"] = (parity.max_gradient, tolerances.gradient_rtol)
+    beyond = [f"{name} {value:.2g} (over {limit:g})" for name, (value, limit) in measured.items() if value > limit]
+    if beyond:
+        return f"within what float32 rounding explains at scores of this size, beyond the plain: {', '.join(beyond)}"
+    plain = ", ".join(f"{name} {limit:g}" for name, (_, limit) in measured.items())
+    return f"within the plain tolerances too, at every step ({plain})"
 
 
 def judge_without_yardstick(parity: Parity, tolerances: ComparisonConfig, dtype: str) -> Verdict:
