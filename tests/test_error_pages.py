@@ -102,9 +102,51 @@ def test_memory_advice_names_what_is_not_set_yet_and_nothing_else() -> None:
     here = Path("x")
     job = Job("shared_prefix", "", config, here, here, here)
     told = str(explain(RuntimeError("CUDA out of memory. Tried"), job, "at step 1"))
+    assert "planner" not in told, "there is no model to plan with, and the message comes all the same"
     assert "preference.batch_size=1" in told
     assert f"datasets.preference.max_length below {config.datasets.preference.max_length}" in told
     assert "quantization" not in told and "optimizer" not in told and "sft." not in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "part", "first"),
+    [
+        ("oracle", {"comparison.oracle_max_length": "null"}, "logits 2", "comparison.oracle_max_length=4096 (compare "),
+        ("sft", {"sft.long_context": "off"}, "layer inputs ", "sft.long_context=on; "),
+        ("sft", {"sft.gradient_checkpointing": "false", "sft.long_context": "off"}, "activations of all layers ",
+         "sft.gradient_checkpointing=true; "),
+        ("branch_parallel", {"model.quantization": "none"}, "weights 1", "model.quantization=nf4; "),
+        ("shared_prefix", {"long_context.inputs_on_device": "36"}, "inputs on the GPU ",
+         "long_context.inputs_on_device=0; "),
+    ],
+)  # fmt: skip
+def test_the_largest_part_is_named_by_the_planner_and_its_setting_comes_first(
+    kind: Any, settings: dict[str, str], part: str, first: str, tmp_path: Path
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from traceforge_core.training.job import Job
+    from traceforge_core.training.known_errors import explain
+
+    shape = {"num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    shape |= {"head_dim": 128, "intermediate_size": 12_288, "vocab_size": 151_936}
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    (tmp_path / "model.json").write_text(json.dumps({"weights": "weights"}), encoding="utf-8")
+    rows = {
+        "input_ids": [[0] * 32_768],
+        "prompt_ids": [[0] * (20_480 if kind == "shared_prefix" else 12_288)],
+        "chosen_ids": [[0] * 4096],
+        "rejected_ids": [[0]],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "train.parquet")
+    config = load_config("qwen3-8b-24gb", assignments=[f"{name}={value}" for name, value in settings.items()])
+    job = Job(kind, "", config, tmp_path, tmp_path / "train.parquet", tmp_path)
+    told = str(explain(RuntimeError("CUDA out of memory. Tried"), job, "at step 1"))
+    assert f"most of it in: {part}" in told and f"What helps, the most first: {first}" in told
+    lengths = {"sft": "32,768", "shared_prefix": "20,480 + 4,096"}.get(kind, "12,288 + 4,096")
+    assert f"({lengths} tokens)" in told
 
 
 def test_an_error_that_nobody_knows_or_that_is_a_lost_peer_is_left_as_it_is() -> None:

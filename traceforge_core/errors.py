@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class TraceForgeError(Exception):
     """Something the user can mend. The message says what, where, why and what to do, in that order.
@@ -11,5 +13,6 @@ class TraceForgeError(Exception):
 
 
 def page(name: str) -> str:
-    """A sentence that points to the page of docs/errors on one kind of error."""
-    return f"See docs/errors/{name}.md."
+    """A sentence that points to the page on one kind of error: in docs/errors of a checkout, or as the wheel has it."""
+    shipped = Path(__file__).with_name("error_pages") / f"{name}.md"
+    return f"See {shipped if shipped.is_file() else f'docs/errors/{name}.md'}."

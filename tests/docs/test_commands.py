@@ -137,6 +137,8 @@ def check_traceforge(arguments: list[str]) -> None:
 
 
 def check_python(arguments: list[str]) -> None:
+    if arguments[:2] == ["-m", "pip"]:
+        return
     source = ROOT / (arguments[1].replace(".", "/") + ".py" if arguments[0] == "-m" else arguments[0])
     text = source.read_text(encoding="utf-8")
     for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):

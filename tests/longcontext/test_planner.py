@@ -40,6 +40,15 @@ def test_peaks_and_times_are_within_a_tenth_of_the_measured(
 
 
 @pytest.mark.parametrize(
+    ("tokens", "logits", "gib", "within"),
+    [(32_768, 0, 22.4, 0.1), (32_768, 32_768, 43.7, 0.1), (81_920, 4_096, 60.2, 0.25)],
+)
+def test_plain_layers_are_planned_roughly(tokens: int, logits: int, gib: float, within: float) -> None:
+    parts = planner.untiled_parts(QWEN3_8B, H200, tokens, logits, checkpointing=True)
+    assert sum(parts.values()) / GIB == pytest.approx(gib, rel=within)
+
+
+@pytest.mark.parametrize(
     ("groups", "tile", "gib"),
     [(4, 4096, 8.237), (4, 2048, 7.987), (4, 8192, 8.737), (1, 4096, 11.408), (8, 4096, 7.709)],
 )

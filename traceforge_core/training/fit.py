@@ -41,11 +41,9 @@ def require_fit(job: Job) -> None:
         return
     work = longest_work(job)
     long_context = job.config.long_context
-    tiled = job.kind == "shared_prefix" or job.section.long_context == "on"
-    tiled = tiled or (job.section.long_context == "auto" and work.prompt + work.completion >= long_context.from_tokens)
-    dims = _dimensions(job.model_dir)
+    dims = dimensions(job.model_dir)
     gpus = usable_gpus(read_gpus()[0])
-    if not tiled or dims is None or not gpus:
+    if not is_tiled(job, work) or dims is None or not gpus:
         return
     smallest = min(gpus, key=lambda gpu: gpu.memory_total_mib)
     setup = setup_of(job.config, smallest.memory_total_mib / 1024, None, smallest.name)
@@ -58,6 +56,15 @@ def require_fit(job: Job) -> None:
     lean = replace(setup, groups=long_context.head_groups or dims.kv_heads, tile=long_context.tile or 1024)
     if not estimate_work(dims, work, lean).fits(lean):
         raise TraceForgeError(refusal(dims, lean, estimate))
+
+
+def is_tiled(job: Job, work: Work) -> bool:
+    """Whether the job computes this work in tiles. The oracle never does: it is TRL as it is."""
+    if job.kind in ("oracle", "shared_prefix"):
+        return job.kind == "shared_prefix"
+    long_context = job.section.long_context
+    enough = work.prompt + work.completion >= job.config.long_context.from_tokens
+    return long_context == "on" or (long_context == "auto" and enough)
 
 
 def longest_work(job: Job) -> Work:
@@ -98,7 +105,8 @@ def resolve_strategy(config: RunConfig) -> str:
     return chosen
 
 
-def _dimensions(model_dir: Path) -> Dimensions | None:
+def dimensions(model_dir: Path) -> Dimensions | None:
+    """Dimensions of a finished model stage's model; None where its config cannot be read."""
     facts = json.loads((model_dir / "model.json").read_text(encoding="utf-8"))
     beside = model_dir / facts["weights"]
     try:

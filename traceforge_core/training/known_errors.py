@@ -29,33 +29,13 @@ def explain(error: BaseException, job: Job, doing: str) -> TraceForgeError | Non
 
 
 def _out_of_memory(reason: str, job: Job, doing: str) -> str:
-    helps = "; ".join(_memory_savers(job))
-    return f"GPU memory ran out, {doing} ({reason}). What helps, the most first: {helps}. {page('out-of-memory')}"
+    from traceforge_core.training.memory_advice import advice
 
-
-def _memory_savers(job: Job) -> list[str]:
-    """Settings that save memory and are not set yet, those that save most first."""
-    model, section, data = job.config.model, job.section, job.config.datasets
-    if job.kind == "evaluate":
-        savers = [] if model.quantization == "nf4" else ["model.quantization=nf4"]
-        return [*savers, f"datasets.preference.max_length below {data.preference.max_length}"]
-    name = "sft" if job.kind == "sft" else "preference"
-    savers = []
-    if model.quantization == "none":
-        savers.append("model.quantization=nf4")
-    if not section.gradient_checkpointing:
-        savers.append(f"{name}.gradient_checkpointing=true")
-    if section.batch_size > 1:
-        savers.append(f"{name}.batch_size=1 with more {name}.gradient_accumulation")
-    if name == "preference" and job.config.preference.long_context != "on" and job.kind != "oracle":
-        savers.append("preference.long_context=on")
-    if job.kind == "oracle" and job.config.comparison.oracle_max_length is None:
-        savers.append("comparison.oracle_max_length=4096 (compare on cut pairs)")
-    length = data.sft.max_length if name == "sft" else data.preference.max_length
-    savers.append(f"datasets.{name}.max_length below {length}")
-    if section.optimizer != "adamw_8bit":
-        savers.append(f"{name}.optimizer=adamw_8bit")
-    return savers
+    told, savers = advice(job)
+    return (
+        f"GPU memory ran out, {doing} ({reason}). {told}What helps, the most first: {'; '.join(savers)}. "
+        f"{page('out-of-memory')}"
+    )
 
 
 def _cublas(reason: str, job: Job, doing: str) -> str:
