@@ -1,6 +1,8 @@
 # make demo    install everything into .venv and run the whole pipeline on the shipped samples
 # make test    run every test       make lint    formatting, style and types
 # make docs    the documentation site into site/, without a network
+# make bench   the benchmarks that this machine can run, with their tables
+# make coverage   the core's own tests, and how much of the core they run
 # make serve   Prefect server, worker and all deployments, until Ctrl-C
 # All paths are relative, so that the checkout may lie anywhere, also below a folder with a space in its name.
 
@@ -8,7 +10,7 @@ SHELL := /bin/sh
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test lint docs serve install install-dev clean
+.PHONY: help demo test lint docs bench coverage serve install install-dev clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -27,6 +29,16 @@ lint: .venv/.installed-dev
 docs: .venv/.installed-dev
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+bench: .venv/.installed-dev
+	@$(PY) benchmarks/everything.py
+
+# Child processes (training workers) are measured too; two processes of pytest, since many tests wait for others.
+coverage: .venv/.installed-dev
+	@$(PY) -m coverage erase
+	@$(PY) -m coverage run -m pytest --numprocesses 2 $(addprefix --ignore=tests/,flows tasks deployments benchmarks docs)
+	@$(PY) -m coverage combine --quiet
+	@$(PY) -m coverage report
 
 serve: .venv/.installed
 	@$(PY) -m deployments.serve

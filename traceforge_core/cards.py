@@ -16,6 +16,7 @@ import yaml
 
 from traceforge_core.config import RunConfig
 from traceforge_core.runs import installed_versions, read_figures
+from traceforge_core.serving import LORA_RANKS
 
 METHODS = {
     "sft": "supervised fine-tuning with TRL's SFTTrainer",
@@ -40,6 +41,11 @@ tokenizer = AutoTokenizer.from_pretrained("PATH_TO_THIS_FOLDER")
 ```
 
 or `vllm serve PATH_TO_THIS_FOLDER`."""
+SERVE_ADAPTER = """
+
+or beside the base:
+
+    vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules tuned=PATH_TO_THIS_FOLDER"""
 
 
 def write_adapter_card(
@@ -83,7 +89,7 @@ def write_card(
         f"{what} `{name}` after {METHODS[stage]}, made by TraceForge."
         + (" It went on from an SFT adapter." if stage != "sft" and "sft" in stages else ""),
         "## Use",
-        (USE_ADAPTER if kind == "adapter" else USE_MODEL).format(base=base or "PATH_TO_THE_BASE_MODEL"),
+        _use(kind, config, base or "PATH_TO_THE_BASE_MODEL"),
         "## Data",
         _data(stages.get("datasets", {})),
         "## Training",
@@ -92,11 +98,20 @@ def write_card(
     if stages.get("evaluate", {}).get("accuracy"):
         parts += ["## Evaluation on held-out data", _evaluation(stages["evaluate"])]
     parts += ["## Checks", _checks(stages, stage, check)]
+    if check is not None and (how := _base_weights(config, check)):
+        parts.append(how)
     parts += ["## Configuration", f"```yaml\n{_configuration(config, stage)}```"]
     versions = ", ".join(f"{package} {version}" for package, version in installed_versions().items())
     parts += ["## Versions", versions]
     text = f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n" + "\n\n".join(parts) + "\n"
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _use(kind: str, config: RunConfig, base: str) -> str:
+    if kind != "adapter":
+        return USE_MODEL
+    rank = next((rank for rank in LORA_RANKS if rank >= config.model.lora.r), None)
+    return USE_ADAPTER.format(base=base) + (SERVE_ADAPTER.format(base=base, rank=rank) if rank else "")
 
 
 def is_on_hub(model: Mapping[str, Any]) -> bool:
@@ -167,6 +182,21 @@ def _checks(stages: Mapping[str, Mapping[str, Any]], stage: str, check: Mapping[
             f"them by {check['rounding']:.2g}, the adapter by {check['adapter_effect']:.2g}."
         )
     return "\n".join(lines)
+
+
+def _base_weights(config: RunConfig, check: Mapping[str, Any]) -> str | None:
+    """What the adapter was merged into, where that is not just the base it was trained on."""
+    if check.get("base") == "unpacked":
+        return (
+            f"The base checkpoint is quantised itself. It was unpacked to {check['dtype']} before the merge: its "
+            "weights are what the quantised numbers stand for, no finer than they."
+        )
+    if config.model.quantization == "nf4":
+        return (
+            "The adapter was trained on the base in NF4. Here it is merged into the base's original weights, which "
+            "differ from those by NF4's rounding."
+        )
+    return None
 
 
 def _configuration(config: RunConfig, stage: str) -> str:

@@ -26,6 +26,7 @@ from traceforge_core.cards import write_card
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.runs import Run, disk_is_full, share_files, write_json
+from traceforge_core.serving import model_problems
 from traceforge_core.trained import open_trained
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ MARK = "traceforge_export.json"
 PROMPTS = 4
 PROMPT_TOKENS = 256
 KEPT_POSITIONS = 64
+SHARD_SIZE = "5GB"
 ROUNDING_FACTOR = 3.0
 """How many times the effect of rounding is still rounding: merging rounds a weight twice (the update, the sum), and the
 two sides round their activations in other places. Right merges of the tiny model lie between 1.0 and 1.5."""
@@ -130,7 +132,7 @@ def _merge(
     transformers_logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(model_dir / "tokenizer")
     prompts = _prompts(datasets, ChatRenderer(tokenizer))
-    base = _load_base(config, model_dir, getattr(torch, dtype))
+    base, unpacked = _load_base(config, model_dir, getattr(torch, dtype))
     try:
         model = PeftModel.from_pretrained(base, str(adapter)).eval()
     except (RuntimeError, ValueError, KeyError) as error:
@@ -145,8 +147,10 @@ def _merge(
     ]
     merged: Any = model.merge_and_unload(safe_merge=True)
     _settle_generation(merged, tokenizer, ChatRenderer(tokenizer).end_of_turn)
-    merged.save_pretrained(folder, max_shard_size="5GB")
+    merged.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     tokenizer.save_pretrained(folder)
+    if problems := model_problems(folder):
+        raise TraceForgeError(f"What was exported cannot be served: {'; '.join(problems)}. Please report this.")
     together = _logits(merged, prompts)
     _round_again([merged.get_submodule(name).weight for name in changed])
     rounding = _rms(_logits(merged, prompts), together)
@@ -159,6 +163,7 @@ def _merge(
     exported = _logits(_placed(loaded.eval()), prompts)
     check: dict[str, Any] = {
         "dtype": dtype,
+        "base": "unpacked" if unpacked else "original",
         "difference": _rms(exported, apart),
         "largest": max(float((a - b).abs().max()) for a, b in zip(exported, apart, strict=True)),
         "rounding": rounding,
@@ -182,8 +187,8 @@ def _merge(
     return check | {"verdict": "pass" if check["adapter_effect"] > ROUNDING_FACTOR * rounding else "lost in rounding"}
 
 
-def _load_base(config: RunConfig, model_dir: Path, dtype: torch.dtype) -> Any:
-    """The base in full precision, on a GPU where it fits. A checkpoint that is 4-bit itself is unpacked."""
+def _load_base(config: RunConfig, model_dir: Path, dtype: torch.dtype) -> tuple[Any, bool]:
+    """The base in full precision, on a GPU where it fits; and whether its checkpoint is 4-bit and was unpacked."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -199,9 +204,20 @@ def _load_base(config: RunConfig, model_dir: Path, dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, **options)
         if packed:
             model = model.dequantize().to(dtype)
+            _forget_unpacking(model)
     except (OSError, ValueError, ImportError) as error:
         raise TraceForgeError(f"Cannot load the model {weights}: {error}") from error
-    return _placed(model)
+    return _placed(model), packed
+
+
+def _forget_unpacking(model: Any) -> None:
+    """transformers undoes on saving what it did to weights on loading. Unpacking cannot be undone, nor should it."""
+    kept = []
+    for conversion in getattr(model, "_weight_conversions", None) or []:
+        with contextlib.suppress(NotImplementedError):
+            conversion.reverse_transform()
+            kept.append(conversion)
+    model._weight_conversions = kept
 
 
 def _placed(model: Any) -> Any:
