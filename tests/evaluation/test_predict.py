@@ -28,6 +28,9 @@ def test_base_and_tuned_model_write_beside_the_recorded_action(
     assert "loop stops one short" in answers[0]["history"]
     assert answers[0]["recorded"].startswith("def total(values):")
     text = render(answers)
+    assert text.count("tokens of history, nothing of it cut)") == 2
+    shortened = render([answers[0] | {"trimmed_messages": 3}])
+    assert "tokens of history, 3 messages cut from its middle to fit)" in shortened
     assert text.count("  recorded:") == 2 and "  tuned:" in text and "case-0, turn 2" in text
 
 

@@ -30,7 +30,8 @@ def predict(
     sample: int = 1,
     new_tokens: int = 128,
 ) -> list[dict[str, Any]]:
-    """For each of `sample` held-out histories: sample_id, case, turn, prompt_tokens, history (its end), recorded, and
+    """For each of `sample` held-out histories: sample_id, case, turn, prompt_tokens, trimmed_messages (of the
+    history, to fit datasets.sft.max_length), history (its end), recorded, and
     actions, the text of each model by name ("base" first).
 
     Raises TraceForgeError where no history is held out, or an adapter is not there or does not fit.
@@ -56,7 +57,9 @@ def render(answers: Sequence[Mapping[str, Any]], width: int = 110) -> str:
     lines = []
     for answer in answers:
         where = "whole trajectory" if answer["turn"] < 0 else f"turn {answer['turn']}"
-        lines += [f"{answer['case']}, {where} ({answer['prompt_tokens']:,} tokens of history)", ""]
+        cut = answer["trimmed_messages"]
+        shortened = f", {cut} message{'s' * (cut > 1)} cut from its middle to fit" if cut else ", nothing of it cut"
+        lines += [f"{answer['case']}, {where} ({answer['prompt_tokens']:,} tokens of history{shortened})", ""]
         lines += [f"    {line}" for line in _end_of(answer["history"], width - 4)]
         for name, text in {"recorded": answer["recorded"], **answer["actions"]}.items():
             mark = "  (the same)" if name != "recorded" and text.strip() == answer["recorded"].strip() else ""

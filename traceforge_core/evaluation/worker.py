@@ -144,7 +144,7 @@ def _predict(job: Job, request: Request, models: Models, beat: Beat) -> list[dic
     from traceforge_core.modeling.chat import ChatRenderer
 
     end_of_turn = ChatRenderer(models.tokenizer).end_of_turn
-    columns = (*rows.ACTION_COLUMNS, "prompt", "completion")
+    columns = (*rows.ACTION_COLUMNS, "prompt", "completion", "trimmed_messages")
     answers = []
     for row in rows.read_rows(rows.actions_file(job.data), columns, request.sample):
         prompt_ids, history, recorded = predict.split_sample(row, models.tokenizer, end_of_turn)
@@ -161,6 +161,7 @@ def _predict(job: Job, request: Request, models: Models, beat: Beat) -> list[dic
                 "case": row["case"],
                 "turn": row["turn"],
                 "prompt_tokens": len(prompt_ids),
+                "trimmed_messages": row["trimmed_messages"],
                 "history": history,
                 "recorded": recorded,
                 "actions": written,
