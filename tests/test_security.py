@@ -71,7 +71,6 @@ def hostile(folder: Path) -> None:
     (folder / "torn.json").write_text(
         '{"messages": [{"role": "user", "content": "' + IN_TRAJECTORIES[0], encoding="utf-8"
     )
-    (folder / f"named-{IN_TRAJECTORIES[0]}.json").write_text("[1, 2", encoding="utf-8")
     (folder / "outside.json").symlink_to("/etc/hostname")
 
 

@@ -348,6 +348,23 @@ class MonitoringConfig(Section):
     interval_seconds: float = Field(2.0, gt=0, description="Time between samples.")
 
 
+class HostsConfig(Section):
+    """Machines that share the workers of a long-context strategy. They must see the runs folder under the same path."""
+
+    count: Positive = Field(1, description="How many, this one included. Each gets an equal part of the workers.")
+    address: str | None = Field(
+        None,
+        pattern=r"^[^\s:/]+:\d+$",
+        description="HOST:PORT of this machine where the others meet it; the log says what to start on them.",
+    )
+
+    @model_validator(mode="after")
+    def _others_need_an_address(self) -> HostsConfig:
+        if self.count > 1 and self.address is None:
+            raise ValueError("hosts.count above 1 needs hosts.address, where the other machines meet this one")
+        return self
+
+
 class RunConfig(Section):
     """The whole configuration of a run."""
 
@@ -362,6 +379,7 @@ class RunConfig(Section):
     comparison: ComparisonConfig = Field(default_factory=ComparisonConfig, description="Agreement with the oracle.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Figures on held-out data.")
     monitoring: MonitoringConfig = Field(default_factory=MonitoringConfig, description="GPU and host monitor.")
+    hosts: HostsConfig = Field(default_factory=HostsConfig, description="Training across several machines.")
 
 
 DEFAULT_PRESET = "tiny-cpu"

@@ -53,6 +53,11 @@ class Job:
         return self.branches * self.replicas
 
     @property
+    def hosts(self) -> int:
+        """Machines that share the workers: more than one only for the strategies that have several workers."""
+        return self.config.hosts.count if self.kind in ("branch_parallel", "shared_prefix") and self.workers > 1 else 1
+
+    @property
     def section(self) -> SftConfig | PreferenceConfig:
         """The training section of the configuration that this job follows."""
         return self.config.sft if self.kind == "sft" else self.config.preference

@@ -33,6 +33,7 @@ from typing import IO, Any
 from traceforge_core.disk import require_room
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.scratch import scratch_folder
+from traceforge_core.training import hosts
 from traceforge_core.training.job import Job
 
 logger = logging.getLogger(__name__)
@@ -109,16 +110,17 @@ def _torch_lacks_cuda() -> bool:
 
 
 def seats(job: Job, *, share_gpu: bool = False) -> list[str]:
-    """The GPU of each worker by rank ("" for the CPU). Raises TraceForgeError where there are too few."""
+    """The GPU of each worker on this host ("" for the CPU). Raises TraceForgeError where there are too few."""
+    count = hosts.workers_here(job)
     if job.device == "cpu":
-        return [""] * job.workers
+        return [""] * count
     gpus = visible_gpus()
-    if len(gpus) >= job.workers:
-        return gpus[: job.workers]
+    if len(gpus) >= count:
+        return gpus[:count]
     if share_gpu and gpus:
-        return [gpus[rank % len(gpus)] for rank in range(job.workers)]
+        return [gpus[rank % len(gpus)] for rank in range(count)]
     raise TraceForgeError(
-        f"{job.kind} needs {job.workers} GPUs, one a worker, and {len(gpus)} can be used here "
+        f"{job.kind} needs {count} GPUs, one a worker, and {len(gpus)} can be used here "
         f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). Use a machine with more, set "
         "preference.strategy to shared_prefix (one GPU does both branches), set preference.share_gpu to true (slow, "
         f"for trying things out), or set model.device to cpu. {page('too-few-gpus')}"
@@ -146,9 +148,17 @@ def launch(
     workers: list[_Worker] = []
     with scratch_folder("launch") as scratch:
         try:
-            for rank, gpu in enumerate(gpus):
-                env = _environment(job, rank, gpu, scratch)
-                workers.append(_start(job, rank, job_file, env, on_line or _log_line))
+            if job.hosts > 1:
+                env = hosts.environment(_environment(job, 0, "", scratch), list(gpus))
+                workers.append(_start(job, 0, hosts.here(job, job_file.resolve()), env, on_line or _log_line))
+                for command_there in hosts.on_other_hosts(job, job_file.resolve()):
+                    logger.info("Start on another host, in the checkout there: %s", command_there)
+            else:
+                # -P: a folder named datasets or tasks in the working directory must not hide the library of that name.
+                command = [sys.executable, "-P", "-m", "traceforge_core.training.worker", str(job_file)]
+                for rank, gpu in enumerate(gpus):
+                    env = _environment(job, rank, gpu, scratch)
+                    workers.append(_start(job, rank, command, env, on_line or _log_line))
             _watch(job, workers, scratch, stop_file, room)
         finally:
             _end_all(workers)
@@ -171,7 +181,7 @@ def _environment(job: Job, rank: int, gpu: str, scratch: Path) -> dict[str, str]
     )
     if job.backend == "unsloth":  # it writes generated code, by default into the working directory
         env["UNSLOTH_COMPILE_LOCATION"] = str(scratch / f"unsloth{rank}")
-    if job.workers > 1:
+    if job.workers > 1 and job.hosts == 1:
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: its name may resolve to an address that is not there
     if job.device == "cpu":
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // job.workers)))
@@ -180,10 +190,9 @@ def _environment(job: Job, rank: int, gpu: str, scratch: Path) -> dict[str, str]
     return env
 
 
-def _start(job: Job, rank: int, job_file: Path, env: dict[str, str], on_line: OnLine) -> _Worker:
-    # -P: a folder named datasets or tasks in the working directory must not hide the library of that name.
+def _start(job: Job, rank: int, command: list[str], env: dict[str, str], on_line: OnLine) -> _Worker:
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "traceforge_core.training.worker", str(job_file)],
+        command,
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -235,7 +244,8 @@ def _watch(job: Job, workers: list[_Worker], scratch: Path, stop_file: Path | No
             if room:
                 goes_on = "run the stage again: it goes on from its last checkpoint"
                 require_room(job.out_dir, room, f"{job.kind} was stopped, because its next checkpoint", goes_on)
-            _check_progress(job, workers, scratch, now - started)
+            if job.hosts == 1:  # elsewhere torch's own time limit on every exchange, also hang_seconds, has to do
+                _check_progress(job, workers, scratch, now - started)
         time.sleep(POLL_SECONDS)
 
 
@@ -283,7 +293,7 @@ def _worker_error(job: Job, workers: list[_Worker], scratch: Path) -> WorkerErro
         if thread is not None:
             thread.join(timeout=1.0)  # the last lines of the log are the ones that matter
     code, report = worker.process.returncode, reports[worker.rank]
-    who = f"{job.kind}: {job.describe(worker.rank)}"
+    who = f"{job.kind}: {job.describe(worker.rank) if job.hosts == 1 else f'torchrun, one of {job.hosts} hosts,'}"
     if report.get("for_people"):
         return WorkerError(f"{who}: {report['message']}\nIts log: {worker.log}", worker.rank)
     if code < 0:

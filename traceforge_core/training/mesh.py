@@ -140,7 +140,7 @@ def join_mesh(job: Job, rank: int, scratch: Path | None) -> Mesh:
         if int(os.environ.get("WORLD_SIZE", "1")) != job.workers:
             raise TraceForgeError(
                 f"This job has {job.workers} workers ({job.branches} branches × {job.replicas} replicas), but "
-                f"{os.environ.get('WORLD_SIZE', '1')} were started. Set --nnodes and --nproc-per-node accordingly."
+                f"{os.environ.get('WORLD_SIZE', '1')} were started. Start on every host what the run's log says."
             )
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
         for name in LAUNCHER_NAMES:  # accelerate would take them for its own and wrap the model in DDP

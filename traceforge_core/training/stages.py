@@ -117,7 +117,7 @@ def preference_job(kind: Kind, config: RunConfig, inputs: Mapping[str, Path], ou
         replicas=replicas,
         device=device,
         backend="transformers" if kind == "oracle" else resolve_backend(config.model, device),
-        transport=resolve_transport(config, device, branches * replicas),
+        transport=resolve_transport(config, device, branches * replicas, 1 if kind == "oracle" else config.hosts.count),
     )
 
 
@@ -197,10 +197,11 @@ def resolve_backend(model: ModelConfig, device: str) -> str:
     return "transformers"
 
 
-def resolve_transport(config: RunConfig, device: str, workers: int) -> str:
-    """ "nccl" where every worker has a GPU of its own, else "gloo". Logged with its reason."""
+def resolve_transport(config: RunConfig, device: str, workers: int, hosts: int = 1) -> str:
+    """ "nccl" where every worker has a GPU of its own, else "gloo". Logged with its reason. The hosts are taken to be
+    alike."""
     wanted = config.preference.transport
-    own_gpus = device == "cuda" and len(visible_gpus()) >= workers
+    own_gpus = device == "cuda" and len(visible_gpus()) * hosts >= workers
     if wanted == "nccl" and not own_gpus:
         raise TraceForgeError(
             "preference.transport is nccl, which needs a GPU of its own for every worker. Set it to auto or gloo."

@@ -1,9 +1,6 @@
 """One worker process of a training stage: `python -m traceforge_core.training.worker JOB.json`.
 
-The launcher starts one a rank. On several hosts torchrun does, with the job file on a file system that all hosts see:
-
-    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:PORT --rdzv-backend c10d \\
-        -m traceforge_core.training.worker runs/X/branch_parallel/job.json
+The launcher starts one a rank; on several hosts torchrun does (`traceforge_core.training.hosts`).
 
 A worker ends with status 0 when its training is done and what it had to save is saved.
 """
