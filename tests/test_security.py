@@ -16,7 +16,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from traceforge_core import settings_yaml
 from traceforge_core.config import RunConfig
 from traceforge_core.runs import Run
 from traceforge_core.stages import STAGES
@@ -208,17 +210,25 @@ def dangers(node: ast.AST) -> Iterator[str]:
             yield "torch.load without weights_only"
         if name in ("np.load", "numpy.load") and keywords.get("allow_pickle", "False") != "False":
             yield "numpy.load with pickles"
-        if name in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"):
+        if name in ("eval", "exec", "yaml.unsafe_load", "yaml.full_load", "os.system"):
             yield name
+        if name == "yaml.load" and [ast.unparse(argument) for argument in node.args[1:]] != ["_UniqueKeys"]:
+            yield "yaml.load with a loader that may make objects"
         if keywords.get("shell") == "True" or keywords.get("trust_remote_code") == "True":
             yield f"{name}: shell or trust_remote_code"
+
+
+def test_the_one_loader_of_yaml_makes_plain_data_only() -> None:
+    assert issubclass(settings_yaml._UniqueKeys, yaml.SafeLoader)
+    with pytest.raises(yaml.YAMLError):
+        settings_yaml.read_yaml("!!python/object/apply:os.system ['true']")
 
 
 def test_that_search_finds_what_it_looks_for() -> None:
     bad = "import pickle\nfrom joblib import load\ntorch.load(f)\nnp.load(f, allow_pickle=True)\n"
     bad += "yaml.load(f)\nrun(x, shell=True)\n"
     assert len([what for node in ast.walk(ast.parse(bad)) for what in dangers(node)]) == 6
-    good = "torch.load(f, weights_only=True)\nnp.load(f)\nyaml.safe_load(f)\njson.load(f)"
+    good = "torch.load(f, weights_only=True)\nnp.load(f)\nyaml.load(f, _UniqueKeys)\nyaml.safe_load(f)\njson.load(f)"
     assert not [what for node in ast.walk(ast.parse(good)) for what in dangers(node)]
 
 
