@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,49 @@ def test_a_local_folder_stays_where_it_is(model: Path, tmp_path: Path) -> None:
     assert described["weights"] == str(model.resolve())
     assert "weights" not in figures
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.json", "tokenizer"}
+
+
+OWN_CODE = """
+from pathlib import Path
+from transformers import Qwen2TokenizerFast
+Path(r"{marker}").touch()
+class OwnTokenizer(Qwen2TokenizerFast):
+    pass
+"""
+TRUST = """
+import json, sys
+from pathlib import Path
+from traceforge_core.config import RunConfig
+from traceforge_core.modeling.prepare import prepare_model
+model, out, marker = sys.argv[1:]
+def prepare(**more):
+    return prepare_model(RunConfig.model_validate({"model": {"name": model, **more}}), {}, Path(out))
+Path(out).mkdir()
+print(json.dumps([prepare(), Path(marker).exists()]))
+print(json.dumps([prepare(trust_remote_code=True), Path(marker).exists()]))
+"""
+
+
+@pytest.mark.slow
+def test_code_that_comes_with_a_model_is_run_only_where_that_was_asked_for_and_then_it_is_said(
+    model: Path, tmp_path: Path
+) -> None:
+    marker = tmp_path / "it ran"
+    (model / "own_code.py").write_text(OWN_CODE.replace("{marker}", str(marker)), encoding="utf-8")
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own_code.OwnTokenizer"]}}
+    change(model / "tokenizer_config.json", **own)
+    done = subprocess.run(
+        [sys.executable, "-c", TRUST, str(model), str(tmp_path / "out"), str(marker)],
+        env=os.environ | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (without, ran_before), (figures, ran_after) = map(json.loads, done.stdout.splitlines())
+    assert "trust_remote_code" not in without and not ran_before
+    assert figures["trust_remote_code"] is True and ran_after and "is run" in done.stderr
+    assert json.loads((tmp_path / "out" / "model.json").read_text())["trust_remote_code"] is True
 
 
 def test_weights_are_not_read(model: Path, tmp_path: Path) -> None:

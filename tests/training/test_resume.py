@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +69,47 @@ def test_half_a_checkpoint_is_never_resumed_from(inputs: dict[str, Path], config
     (torn / "trainer_state.json").write_text("{")
     stages.run_job(job)
     assert json.loads((job.out_dir / "training.json").read_text())["resumed_from"] is None
+
+
+class Bomb:
+    """What a hostile checkpoint holds: reading it with pickle would make a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.marker,))
+
+
+def test_a_checkpoint_that_holds_code_is_refused_and_not_run(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path
+) -> None:
+    import torch
+
+    marker = tmp_path / "it ran"
+    torch.save(Bomb(marker), tmp_path / "bomb.pt")
+    torch.load(tmp_path / "bomb.pt", weights_only=False)
+    assert marker.exists(), "the bomb works where pickles are trusted"
+    marker.unlink()
+
+    long = configure(sft__max_steps=4000, sft__schedule="constant")
+    job = make_job("sft", long, inputs, tmp_path / "out")
+
+    def stop(_rank: int, _line: str) -> None:
+        if (job.out_dir / "checkpoints" / "checkpoint-2").exists():
+            (tmp_path / "STOP").touch()
+
+    with pytest.raises(TraceForgeError, match=r"Stopped, because"):
+        stages.run_job(job, on_line=stop, stop_file=tmp_path / "STOP")
+    [checkpoint] = (job.out_dir / "checkpoints").glob("checkpoint-*")
+    files = {name: (checkpoint / name).read_bytes() for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")}
+    shutil.copy(tmp_path / "bomb.pt", checkpoint / "training_args.bin")
+    for bombed in (["rng_state.pth"], list(files)):
+        for name, whole in files.items():
+            (checkpoint / name).write_bytes((tmp_path / "bomb.pt").read_bytes() if name in bombed else whole)
+        with pytest.raises(WorkerError, match=r"[Ww]eights.only"):
+            stages.run_job(make_job("sft", configure(sft__max_steps=4000), inputs, job.out_dir))
+        assert not marker.exists(), f"{bombed} was run"
 
 
 def test_a_stage_of_a_run_goes_on_from_where_its_last_attempt_was_stopped(

@@ -86,6 +86,8 @@ def report_parts(
         parts += _verdict_parts(one)
     parts += _evaluation_parts(evaluation)
     parts += [Heading("What ran"), _ran_on([oracle, *compared]), *_versions([oracle, *compared])]
+    if any(one.training.get("trust_remote_code") for one in (oracle, *compared)):
+        parts.append(Text("Python code that came with the model was run (`model.trust_remote_code`)."))
     parts.append(
         Text(
             "Files of this run: "

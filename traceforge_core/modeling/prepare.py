@@ -99,6 +99,9 @@ def prepare_model(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) 
         "longest": text_config.get("max_position_embeddings"),
         "quantized": (source.config.get("quantization_config") or {}).get("quant_method"),
     }
+    if model.trust_remote_code:
+        log.warning("Python code that comes with %s is run (model.trust_remote_code).", model.name)
+        description["trust_remote_code"] = True
     write_json(out_dir / "model.json", description)
     return {name: value for name, value in description.items() if name != "weights"}
 

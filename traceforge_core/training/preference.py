@@ -305,6 +305,7 @@ def write_training(
             "device": job.device,
             "device_name": torch.cuda.get_device_name() if job.device == "cuda" else "cpu",
             "backend": job.backend,
+            "trust_remote_code": job.config.model.trust_remote_code,
             "workers": job.workers,
             "branches": job.branches,
             "replicas": job.replicas,
