@@ -11,7 +11,7 @@ import pytest
 from traceforge_core.config import load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Run
-from traceforge_core.stages import STAGES, perform, pipeline
+from traceforge_core.stages import STAGES, _dump, perform, pipeline
 
 
 def test_every_stage_comes_after_what_it_works_from() -> None:
@@ -44,3 +44,15 @@ def test_the_table_imports_neither_torch_nor_transformers_nor_prefect() -> None:
     code = f"import sys, traceforge_core.stages; print([name for name in {heavy} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("stage", ["ingest", "datasets"])
+def test_how_many_processes_do_the_work_changes_nothing_that_a_stage_depends_on(stage: str) -> None:
+    def seen(*assignments: str) -> list[object]:
+        config = load_config(assignments=list(assignments))
+        return [_dump(config, section) for section in STAGES[stage].sections]
+
+    assert seen(f"{stage}.workers=3") == seen()
+    names = {name.partition(".")[2] for name in STAGES[stage].sections}
+    own = set(type(getattr(load_config(), stage)).model_fields)
+    assert own - names <= {"workers", "cluster", "cluster_address"}  # a new field must be looked at here

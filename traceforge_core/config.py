@@ -153,6 +153,11 @@ class DatasetsConfig(Section):
     split: SplitConfig = Field(default_factory=SplitConfig, description="Which cases are held out.")
     sft: SftDataConfig = Field(default_factory=SftDataConfig, description="SFT samples.")
     preference: PreferenceDataConfig = Field(default_factory=PreferenceDataConfig, description="Preference pairs.")
+    workers: Positive | None = Field(
+        None,
+        description="Processes that tokenise the SFT samples of a large corpus; empty: one a core, at most 8. A small "
+        "corpus is done in one.",
+    )
 
 
 class LoraConfig(Section):

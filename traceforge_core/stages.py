@@ -53,8 +53,9 @@ PREFERENCE_SECTIONS = (
     "comparison.oracle_steps",
 )
 
-# Not by how many processes, or on which machines: that changes nothing in what is read.
+# Not by how many processes, or on which machines: that changes nothing in what is read or written.
 INGEST_SECTIONS = ("ingest.path", "ingest.outcomes")
+DATASETS_SECTIONS = ("datasets.split", "datasets.sft", "datasets.preference")
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -67,7 +68,7 @@ STAGES: dict[str, Stage] = {
             "datasets",
             "Build SFT and preference datasets",
             "traceforge_core.datasets.build:build_datasets",
-            ("datasets",),
+            DATASETS_SECTIONS,
             needs=("ingest", "model"),
         ),
         Stage(

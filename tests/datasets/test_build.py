@@ -78,9 +78,9 @@ def test_every_row_is_sound(corpus: Path, model_dir: Path, tmp_path: Path, rende
             prompt, tools = messages_from_json(row["prompt"]), json.loads(row["tools"])
             for branch in ("chosen", "rejected"):
                 encoded = renderer.encode_completion(prompt, messages_from_json(row[branch]), tools)
-                assert encoded.prompt_ids == row["prompt_ids"]
-                assert encoded.completion_ids == row[f"{branch}_ids"]
-                assert encoded.completion_mask == row[f"{branch}_mask"]
+                assert encoded.prompt_ids.tolist() == row["prompt_ids"]
+                assert encoded.completion_ids.tolist() == row[f"{branch}_ids"]
+                assert encoded.completion_mask.tolist() == row[f"{branch}_mask"]
 
 
 def test_the_same_input_gives_the_same_bytes(corpus: Path, model_dir: Path, tmp_path: Path) -> None:

@@ -48,14 +48,14 @@ def test_native_is_the_sum_of_its_turns_in_loss_and_gradient(
     for turn in run.turns:
         if run.messages[turn].trainable:
             encoded = renderer.encode_completion(run.messages[:turn], [run.messages[turn]], run.tools)
-            labels = [IGNORED] * len(encoded.prompt_ids) + encoded.completion_ids
-            turns.append((encoded.prompt_ids + encoded.completion_ids, labels))
+            labels = [IGNORED] * len(encoded.prompt_ids) + encoded.completion_ids.tolist()
+            turns.append((encoded.prompt_ids.tolist() + encoded.completion_ids.tolist(), labels))
     assert len(turns) == (4 if untrainable is None else 3)
     learned = [label for _, labels in turns for label in labels if label != IGNORED]
     assert [label for label in native.labels if label != IGNORED] == learned
 
     model = tiny_model(renderer.tokenizer).double()
-    whole_loss, whole = loss_and_gradient(model, [(native.input_ids, native.labels)])
+    whole_loss, whole = loss_and_gradient(model, [(native.input_ids.tolist(), native.labels.tolist())])
     parts_loss, parts = loss_and_gradient(model, turns)
     assert whole_loss == pytest.approx(parts_loss, rel=1e-9)
     for name, gradient in whole.items():  # the norms and the rotary embedding work in float32 whatever the model does

@@ -98,8 +98,8 @@ def test_both_branches_have_the_prompt_tokens_that_the_prompt_alone_has(renderer
     (pair,), _ = mine(renderer, runs)
     for completion, ids in ((pair.chosen, pair.chosen_ids), (pair.rejected, pair.rejected_ids)):
         encoded = renderer.encode_completion(pair.prompt, completion, pair.tools)
-        assert encoded.prompt_ids == pair.prompt_ids.tolist()
-        assert encoded.completion_ids == ids.tolist()
+        assert np.array_equal(encoded.prompt_ids, pair.prompt_ids)
+        assert np.array_equal(encoded.completion_ids, ids)
 
 
 def test_a_row_holds_messages_as_json_and_ids_as_integers(renderer: ChatRenderer, make_run: Make) -> None:

@@ -91,7 +91,9 @@ def test_a_faulty_drawn_turn_stands_against_the_recorded_one_as_it_was_written(
     dropped: Counter[str] = Counter()
     candidates = sampled_candidates(corpus, renderer, settings(new_tokens=50, sides=["rejected"]), draw, dropped)
     assert dropped == {"sampled: no fault found": 2, "sampled: did not end": 2}
-    expected = [renderer.encode_completion(run.messages[:t], [run.messages[t]], run.tools).prompt_ids for t in (2, 6)]
+    expected = [
+        renderer.encode_completion(run.messages[:t], [run.messages[t]], run.tools).prompt_ids.tolist() for t in (2, 6)
+    ]
     assert seen == [expected]  # the turn that failed is not one to be chosen
     pairs = list(preference_pairs([("c", [candidates])], renderer, PreferenceDataConfig(), dropped))
     assert [pair.chosen for pair in pairs] == [[run.messages[2]], [run.messages[6]]]

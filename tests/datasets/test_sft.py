@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -59,7 +60,7 @@ def test_native_gives_one_sample_a_trajectory_with_loss_on_every_turn(renderer: 
     (sample,), _ = build(renderer, [run], style="native")
     encoded = renderer.encode(run.messages, run.tools)
     end = encoded.turns[-1].end
-    assert sample.input_ids == encoded.input_ids[:end]  # what stands behind the last turn teaches nothing
+    assert np.array_equal(sample.input_ids, encoded.input_ids[:end])  # what stands behind the last turn teaches nothing
     assert [label != IGNORED for label in sample.labels] == [bool(mark) for mark in encoded.assistant_mask[:end]]
     assert renderer.tokenizer.decode(sample.input_ids) == sample.prompt + sample.completion
     assert sample.prompt.endswith("<|im_start|>assistant\n")
@@ -81,8 +82,8 @@ def test_pieces_give_the_very_tokens_of_the_whole_prompt(
     samples, _ = build(renderer, [Trajectory("t", "case", "r", "f", "s", messages)])
     for sample in samples:
         border = len(sample.labels) - sum(label != IGNORED for label in sample.labels)
-        assert sample.input_ids[:border] == renderer.tokens([sample.prompt])[0]
-        assert sample.input_ids[border:] == renderer.tokens([sample.completion])[0]
+        assert sample.input_ids[:border].tolist() == renderer.tokens([sample.prompt])[0]
+        assert sample.input_ids[border:].tolist() == renderer.tokens([sample.completion])[0]
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +113,8 @@ def test_the_cuts_also_fit_a_tokenizer_that_splits_white_space_as_gpt2_does(
         assert sum(length > 3000 for length in longest) == 2, "the whole prompt is tokenised by the two checks only"
         for sample in samples:
             border = len(sample.labels) - sum(label != IGNORED for label in sample.labels)
-            assert sample.input_ids[:border] == real([sample.prompt])[0]
-            assert sample.input_ids[border:] == real([sample.completion])[0]
+            assert sample.input_ids[:border].tolist() == real([sample.prompt])[0]
+            assert sample.input_ids[border:].tolist() == real([sample.completion])[0]
     assert samples[-1].trimmed_messages > 0
 
 
@@ -200,7 +201,7 @@ def test_turns_that_must_not_be_learned_stay_in_the_history_and_out_of_the_loss(
 def test_loss_on_everything_takes_in_the_prompt(renderer: ChatRenderer, make_run: Make, style: str) -> None:
     samples, _ = build(renderer, [make_run("c", "r", STEPS)], style=style, loss_on="everything")
     for sample in samples:
-        assert sample.labels == sample.input_ids
+        assert np.array_equal(sample.labels, sample.input_ids)
 
 
 def test_only_resolved_runs_when_asked_for(renderer: ChatRenderer, make_run: Make) -> None:
@@ -262,7 +263,7 @@ def test_a_tokenizer_that_merges_across_blocks_still_gives_exact_lengths(
     assert len(samples) + dropped.get("too long", 0) == 6
     for sample in samples:
         completion = [label for label in sample.labels if label != IGNORED]
-        assert sample.input_ids == merging([sample.prompt])[0] + completion
+        assert sample.input_ids.tolist() == merging([sample.prompt])[0] + completion
         assert len(sample.input_ids) <= 500
 
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict
-from itertools import islice
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from traceforge_core.config import DatasetsConfig, RunConfig
 from traceforge_core.datasets.budget import spread
@@ -31,7 +33,8 @@ from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, SFT_SCHEMA, RowW
 from traceforge_core.datasets.preference import preference_pairs
 from traceforge_core.datasets.report import DatasetReport
 from traceforge_core.datasets.sampled import sampled_candidates
-from traceforge_core.datasets.sft import candidate_turns, sft_samples
+from traceforge_core.datasets.sft import SftSample, candidate_turns
+from traceforge_core.datasets.sft_jobs import SampleJob, plan, samples_of
 from traceforge_core.datasets.splits import Side, split_cases
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
@@ -51,7 +54,7 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
     renderer = load_renderer(inputs["model"])
     report = DatasetReport(settings)
 
-    records, candidates_in_all = _survey(corpus, settings)
+    records, counts = _survey(corpus, settings)
     report.dropped_pairs["recovery: refers to what the prompt does not show"] += sum(
         record.refused_recoveries for record in records
     )
@@ -59,7 +62,14 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
     cases = {record.case for record in records} | {candidate.case for found in ready.values() for candidate in found}
     side_of = split_cases(cases, settings.split)
 
-    _write_samples(corpus, renderer, settings, candidates_in_all, side_of, out_dir, report)
+    sizes = [record.head_size + record.completion_size for record in records]
+    scratch = out_dir / ".samples"
+
+    def make(jobs: list[SampleJob]) -> Generator[Iterator[SftSample], None, None]:
+        return samples_of(jobs, corpus, renderer, inputs["model"], settings, scratch, report.dropped_samples)
+
+    _write_samples(counts, sizes, make, settings, side_of, out_dir, report)
+    shutil.rmtree(scratch, ignore_errors=True)
     _write_pairs(_by_case(records, corpus, ready, settings, report), renderer, settings, side_of, out_dir, report)
     _warn_beyond_context(report, inputs["model"])
     figures = report.write(out_dir)
@@ -84,50 +94,56 @@ def _ready(
     return ready
 
 
-def _survey(corpus: Corpus, settings: DatasetsConfig) -> tuple[list[Surveyed], int]:
-    """What mining needs of every trajectory, and how many SFT samples they could make."""
+def _survey(corpus: Corpus, settings: DatasetsConfig) -> tuple[list[Surveyed], list[int]]:
+    """What mining needs of every trajectory, and how many SFT samples each could make."""
     miners = settings.preference.miners
     within = settings.preference.recovery_within if "recovery" in miners else 0
-    records, samples = [], 0
+    records, counts = [], []
     for number, trajectory in enumerate(corpus):
         records.append(survey(number, trajectory, within))
-        samples += len(candidate_turns(trajectory, settings.sft))
-    log.info("%d trajectories, %d possible SFT samples", len(records), samples)
-    return records, samples
+        counts.append(len(candidate_turns(trajectory, settings.sft)))
+    log.info("%d trajectories, %d possible SFT samples", len(records), sum(counts))
+    return records, counts
 
 
 def _write_samples(
-    corpus: Corpus,
-    renderer: ChatRenderer,
+    counts: list[int],
+    sizes: list[int],
+    make: Callable[[list[SampleJob]], Generator[Iterator[SftSample], None, None]],
     settings: DatasetsConfig,
-    candidates: int,
     side_of: Callable[[str], Side],
     out_dir: Path,
     report: DatasetReport,
 ) -> None:
     """Write the samples. Where `max_samples` asks for fewer than there could be, candidates spread evenly over the
     corpus are tried first, and more of them in the place of those that do not fit."""
-    wanted = settings.sft.max_samples or candidates
-    untried, tries, written = list(range(candidates)), wanted, 0
+    candidates = sum(counts)
+    wanted = settings.sft.max_samples or sys.maxsize
+    untried, tries, written = np.arange(candidates), min(wanted, candidates), 0
     with ExitStack() as stack:
         writers = {
             side: stack.enter_context(RowWriter(out_dir / "sft" / f"{side}.parquet", SFT_SCHEMA)) for side in SIDES
         }
-        while untried and written < wanted:
+        while len(untried) and written < wanted:
             take = spread(len(untried), tries)
-            chosen = {number for position, number in enumerate(untried) if take(position)}
-            untried = [number for number in untried if number not in chosen]
-            samples = sft_samples(corpus, renderer, settings.sft, chosen.__contains__, report.dropped_samples)
-            for sample in islice(samples, wanted - written):
-                side = side_of(sample.case)
-                writers[side].write({**asdict(sample), "tokens": len(sample.input_ids)})
-                report.add_sample(side, sample)
-                written += 1
-                if written % LOG_EVERY == 0:
-                    log.info("%d SFT samples written", written)
+            chosen = np.fromiter(map(take, range(len(untried))), bool, len(untried))
+            with closing(make(plan(untried[chosen], counts, sizes))) as jobs:
+                for samples in jobs:
+                    for sample in samples:  # all of a job's, so that what it drops is counted the same in every process
+                        if written == wanted:
+                            continue
+                        side = side_of(sample.case)
+                        writers[side].write(sample.row())
+                        report.add_sample(side, sample)
+                        written += 1
+                        if written % LOG_EVERY == 0:
+                            log.info("%d SFT samples written", written)
+                    if written == wanted:
+                        break
+            untried = untried[~chosen]
             tries *= 2  # each round reads the corpus again: few of them, even where hardly anything fits
     del report.dropped_samples["over max_samples"]
-    if left := candidates - written - report.dropped_samples.total():
+    if settings.sft.max_samples and (left := candidates - written - report.dropped_samples.total()) > 0:
         report.dropped_samples["over max_samples"] = left
 
 

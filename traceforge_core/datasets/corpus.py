@@ -25,8 +25,9 @@ GROUPS_KEPT = 16
 class Corpus:
     """Random access by row group. Raises TraceForgeError (on iterating) where the folder holds no trajectories."""
 
-    def __init__(self, ingest_dir: Path) -> None:
+    def __init__(self, ingest_dir: Path, groups_kept: int = GROUPS_KEPT) -> None:
         self.ingest_dir = ingest_dir
+        self._groups_kept = groups_kept
         self._groups: list[tuple[Path, int]] = []
         self._firsts: list[int] = []
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
@@ -52,7 +53,7 @@ class Corpus:
             with pq.ParquetFile(part) as file:
                 table = file.read_row_group(within)
             self._cache[group] = table
-            while len(self._cache) > GROUPS_KEPT:
+            while len(self._cache) > self._groups_kept:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(group)
         return trajectory_of(table.slice(number - self._firsts[group], 1).to_pylist()[0])

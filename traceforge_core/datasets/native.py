@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from traceforge_core.datasets.budget import fit_history, left_out_marker
-from traceforge_core.modeling.chat import ChatRenderer, Encoded
+from traceforge_core.modeling.chat import ChatRenderer, Encoded, Ids
 from traceforge_core.modeling.messages import RenderingError
 from traceforge_core.trajectories.model import Message, Trajectory
 
@@ -35,7 +35,7 @@ def windows(
     """The windows that together hold every turn of `learnable` (positions, ascending) once. Turns that do not fit even
     alone behind the head are counted in `dropped`, and trajectories that the template does not keep whole."""
     rest = list(learnable)
-    known: dict[str, list[int]] = {}
+    known: dict[str, Ids] = {}
     while rest:
         last = rest[-1]
         try:
@@ -53,7 +53,7 @@ def windows(
 
 
 def _encode_within(
-    trajectory: Trajectory, last: int, renderer: ChatRenderer, max_length: int, known: dict[str, list[int]]
+    trajectory: Trajectory, last: int, renderer: ChatRenderer, max_length: int, known: dict[str, Ids]
 ) -> tuple[int, Encoded | None]:
     """Tokens of the messages up to the turn at `last`, the oldest turns (each with the observations behind it) left out
     as far as it takes, and how many messages that is; None where the head and that turn are too long already."""

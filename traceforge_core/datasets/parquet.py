@@ -1,4 +1,4 @@
-"""Datasets on disk: Parquet written row by row, in groups small enough that memory stays flat.
+"""Datasets on disk: rows written one by one, in groups small enough that memory stays flat.
 
 with RowWriter(out_dir / "sft" / "train.parquet", SFT_SCHEMA) as writer:
     writer.write({"sample_id": ..., ...})
@@ -51,14 +51,26 @@ GROUP_VALUES = 4_000_000
 """Tokens and characters in a row group, at most about: some tens of megabytes."""
 
 
+REPEATED = ("case", "trajectory_id", "miner", "tools", "chosen_trajectory", "rejected_trajectory")
+"""Columns whose values come again and again. A dictionary of the others would be built only to be given up."""
+
+
 class RowWriter:
-    """Writes one file; it is there, with no rows, even where none is written."""
+    """Writes one file, Parquet or (for a name that ends in .arrow) Arrow's own format, which one process reads as fast
+    as another can write it. The file is there, with no rows, even where none is written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.rows = 0
         self._schema = schema
-        self._file = pq.ParquetWriter(path, schema, compression="zstd")
+        self._file: Any
+        if path.suffix == ".arrow":
+            self._file = pa.ipc.new_file(str(path), schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+        else:
+            repeated = [name for name in schema.names if name in REPEATED]
+            self._file = pq.ParquetWriter(
+                path, schema, compression="zstd", compression_level=1, use_dictionary=repeated
+            )
         self._pending: list[dict[str, Any]] = []
         self._values = 0
 

@@ -18,17 +18,15 @@ from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from traceforge_core.config import PreferenceDataConfig
 from traceforge_core.datasets.messages import messages_to_json
 from traceforge_core.datasets.pairs import Branch, Candidate
 from traceforge_core.datasets.sft import is_learnable
-from traceforge_core.modeling.chat import ChatRenderer
+from traceforge_core.modeling.chat import ChatRenderer, Ids
 from traceforge_core.modeling.messages import RenderingError
 from traceforge_core.trajectories.model import Message
 
-Ids = npt.NDArray[np.int32]
 GRAM = 5
 
 
@@ -207,14 +205,13 @@ class _SideCache:
             encoded = self.renderer.encode_completion(prompt, completion, trajectory.tools)
         except RenderingError:
             return None
-        ids = np.asarray(encoded.completion_ids, dtype=np.int32)
-        mask = np.asarray(encoded.completion_mask, dtype=np.int32)
+        ids, mask = encoded.completion_ids, encoded.completion_mask
         scored = ids[mask == 1]
         return _Side(
             messages=completion,
             prompt=prompt,
             tools=trajectory.tools,
-            prompt_ids=np.asarray(encoded.prompt_ids, dtype=np.int32),
+            prompt_ids=encoded.prompt_ids,
             ids=ids,
             mask=mask,
             scored=scored.tobytes(),

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from traceforge_core.config import DatasetsConfig
@@ -43,7 +44,7 @@ class DatasetReport:
     def add_sample(self, side: Side, sample: SftSample) -> None:
         self.counts[f"sft_{side}"] += 1
         tokens = len(sample.input_ids)
-        learned = tokens - sample.labels.count(IGNORED)
+        learned = int(np.count_nonzero(sample.labels != IGNORED))
         self._lengths["sft: tokens in a sample"].append(tokens)
         self._lengths["sft: tokens in the loss"].append(learned)
         self._trimmed_samples += sample.trimmed_messages > 0
@@ -102,7 +103,7 @@ class DatasetReport:
             "lengths": {name: _quantiles(values) for name, values in self._lengths.items() if values},
             "length_bias": self._length_bias(),
             "split": prove_no_leak(out_dir, self.config),
-            "settings": self.config.model_dump(mode="json"),
+            "settings": self.config.model_dump(mode="json", exclude={"workers"}),  # they change nothing
         }
         (out_dir / "report.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
         (out_dir / "report.md").write_text(_markdown(whole), encoding="utf-8")

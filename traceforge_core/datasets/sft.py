@@ -18,25 +18,28 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
+
+import numpy as np
 
 from traceforge_core.config import SftDataConfig
 from traceforge_core.datasets.blocks import REQUEST, block, body, opening, shared_start
 from traceforge_core.datasets.budget import fit_history, left_out_marker
 from traceforge_core.datasets.native import windows
-from traceforge_core.modeling.chat import ChatRenderer, Encoded
+from traceforge_core.modeling.chat import ChatRenderer, Encoded, Ids
 from traceforge_core.modeling.messages import RenderingError
 from traceforge_core.trajectories.model import Message, Trajectory
 
 IGNORED = -100
 WHOLE_TRAJECTORY = -1
-VERIFY_EVERY = 64
+VERIFY_EVERY = 32
 """Every so many trajectories, one prompt is rendered and tokenised whole and compared with its pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class SftSample:
-    """`labels` are `input_ids` where the loss counts, else -100. `turn` is the position of the assistant turn in its
-    trajectory, -1 for a whole trajectory. `trimmed_messages` were left out of the history."""
+    """`labels` are `input_ids` where the loss counts, else -100; int32 both. `turn` is the position of the assistant
+    turn in its trajectory, -1 for a whole trajectory. `trimmed_messages` were left out of the history."""
 
     sample_id: str
     case: str
@@ -44,9 +47,13 @@ class SftSample:
     turn: int
     prompt: str
     completion: str
-    input_ids: list[int]
-    labels: list[int]
+    input_ids: Ids
+    labels: Ids
     trimmed_messages: int
+
+    def row(self) -> dict[str, Any]:
+        """The columns of the Parquet file."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"tokens": len(self.input_ids)}
 
 
 def candidate_turns(trajectory: Trajectory, config: SftDataConfig) -> list[int]:
@@ -95,7 +102,7 @@ class _BlockMaker:
         self.config = config
         self._frames: dict[str, tuple[str, str]] = {}
         self._prompt: str | None = None
-        self._markers: dict[int, list[int]] = {}
+        self._markers: dict[int, Ids] = {}
         self._cuts_before_newline = False
         self._pieces_are_exact = True
         self._trajectories = 0
@@ -119,7 +126,7 @@ class _BlockMaker:
                 self._pieces_are_exact = exact
             self._trajectories += 1
             if not self._pieces_are_exact:
-                completion_ids = self.renderer.tokens(list(completions.values()))
+                completion_ids = self.renderer.id_arrays(list(completions.values()))
         except RenderingError:
             dropped["chat template would lose text"] += len(turns)
             return
@@ -135,9 +142,9 @@ class _BlockMaker:
         trajectory: Trajectory,
         turn: int,
         completion: str,
-        completion_ids: list[int],
+        completion_ids: Ids,
         texts: list[str],
-        pieces: list[list[int]],
+        pieces: list[Ids],
     ) -> SftSample | None:
         head = min(trajectory.turns[0], turn)
         lengths = [len(piece) for piece in pieces[1 : turn + 1]]
@@ -156,25 +163,25 @@ class _BlockMaker:
                     *pieces[rest],
                     pieces[-1],
                 ]
-                prompt_ids = list(chain.from_iterable(parts))
+                prompt_ids = np.concatenate(parts)
             else:
-                prompt_ids = self.renderer.tokens([prompt])[0]
+                prompt_ids = self.renderer.id_arrays([prompt])[0]
             over = len(prompt_ids) + len(completion_ids) - self.config.max_length
             if over <= 0:
                 break
             room -= over  # lengths of pieces are an estimate where the tokenizer merges across them
-        input_ids = prompt_ids + completion_ids
-        labels = [IGNORED] * len(prompt_ids) + completion_ids
-        if self.config.loss_on == "everything":
-            labels = input_ids
+        input_ids = np.concatenate([prompt_ids, completion_ids])
+        labels = input_ids.copy()
+        if self.config.loss_on == "completion":
+            labels[: len(prompt_ids)] = IGNORED
+        else:
             if self._pieces_are_exact:
                 # Turns that must never be learned stay out of the loss even in the plain baseline.
                 kept = [*range(head), *([None] if fit.left_out else []), *range(head + fit.left_out, turn)]
-                labels = list(input_ids)
                 start = len(pieces[0])
                 for position, part in zip(kept, parts[1:-1], strict=True):
                     if position is not None and not trajectory.messages[position].trainable:
-                        labels[start : start + len(part)] = [IGNORED] * len(part)
+                        labels[start : start + len(part)] = IGNORED
                     start += len(part)
         return SftSample(
             sample_id=f"{trajectory.trajectory_id}#{turn}",
@@ -197,7 +204,7 @@ class _BlockMaker:
 
     def _tokens(
         self, trajectory: Trajectory, texts: list[str], completions: dict[int, str]
-    ) -> tuple[list[list[int]], list[list[int]]]:
+    ) -> tuple[list[Ids], list[Ids]]:
         """Tokens of the texts and of the completions; what a turn's block and its completion share, tokenised once."""
         parts: list[tuple[str, ...]] = [(text,) for text in texts]
         of_completions: list[tuple[str, ...]] = []
@@ -209,9 +216,9 @@ class _BlockMaker:
                 start = text.index("\n", 1) + 1
                 parts[turn + 1] = (text[:start], text[start : start + cut], text[start + cut :])
         strings = list(dict.fromkeys(chain.from_iterable([*parts, *of_completions])))
-        known = dict(zip(strings, self.renderer.tokens(strings), strict=True))
+        known = dict(zip(strings, self.renderer.id_arrays(strings), strict=True))
         pieces, ids = (
-            [list(chain.from_iterable(map(known.__getitem__, part))) for part in of] for of in (parts, of_completions)
+            [np.concatenate([known[string] for string in part]) for part in of] for of in (parts, of_completions)
         )
         return pieces, ids
 
@@ -237,9 +244,9 @@ class _BlockMaker:
         note = left_out_marker(count)
         return f"\n{note}\n" if self._cuts_before_newline else f"{note}\n\n"
 
-    def _marker(self, count: int) -> list[int]:
+    def _marker(self, count: int) -> Ids:
         if count not in self._markers:
-            self._markers[count] = self.renderer.tokens([self._marker_text(count)])[0]
+            self._markers[count] = self.renderer.id_arrays([self._marker_text(count)])[0]
         return self._markers[count]
 
     def _verify(
@@ -247,9 +254,9 @@ class _BlockMaker:
         trajectory: Trajectory,
         shown: list[Message],
         texts: list[str],
-        pieces: list[list[int]],
+        pieces: list[Ids],
         completions: dict[int, str],
-        completion_ids: list[list[int]],
+        completion_ids: list[Ids],
     ) -> bool:
         """Whether the pieces give the very tokens of the whole prompt and of the whole completions, and the prompt is
         what the template renders."""
@@ -259,8 +266,8 @@ class _BlockMaker:
             raise RenderingError(
                 "The chat template changes the text of a user message; set model.chat_template=chatml."
             )
-        tokens = self.renderer.tokens([whole, *completions.values()])
-        return tokens == [list(chain.from_iterable(pieces)), *completion_ids]
+        tokens = self.renderer.id_arrays([whole, *completions.values()])
+        return all(map(np.array_equal, tokens, [np.concatenate(pieces), *completion_ids]))
 
 
 def _native_samples(
@@ -276,17 +283,15 @@ def _native_samples(
 def _native_sample(
     trajectory: Trajectory, identity: str, encoded: Encoded, trimmed: int, config: SftDataConfig
 ) -> SftSample:
-    ids, mask = encoded.input_ids, encoded.assistant_mask
+    end = encoded.turns[-1].end
+    ids, mask = encoded.input_ids[:end], encoded.assistant_mask[:end]
     if config.loss_on == "everything":
-        labels = list(ids)
+        labels = ids.copy()
         for turn in encoded.turns:
             if not mask[turn.start]:
-                labels[turn.start : turn.end] = [IGNORED] * (turn.end - turn.start)
+                labels[turn.start : turn.end] = IGNORED
     else:
-        labels = [IGNORED] * len(ids)
-        for turn in encoded.turns:
-            if mask[turn.start]:
-                labels[turn.start : turn.end] = ids[turn.start : turn.end]
+        labels = np.where(mask, ids, np.int32(IGNORED))
     border = encoded.turns[0].text_start
     return SftSample(
         sample_id=identity,
@@ -295,7 +300,7 @@ def _native_sample(
         turn=WHOLE_TRAJECTORY,
         prompt=encoded.text[:border],
         completion=encoded.text[border : encoded.turns[-1].text_end],
-        input_ids=ids[: encoded.turns[-1].end],
-        labels=labels[: encoded.turns[-1].end],
+        input_ids=ids,
+        labels=labels,
         trimmed_messages=trimmed,
     )

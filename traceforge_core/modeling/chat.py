@@ -14,8 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.modeling.messages import RenderingError, chat_dict, check_nothing_lost, texts_of
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
+Ids = npt.NDArray[np.int32]
+NO_IDS: Ids = np.empty(0, np.int32)
 
 
 class TurnSpan(NamedTuple):
@@ -40,25 +46,26 @@ class TurnSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A whole conversation. `assistant_mask` has one 0 or 1 for each of `input_ids`; `turns` says where the model's
-    part of each assistant turn lies."""
+    """A whole conversation. `assistant_mask` has one 0 or 1 for each of `input_ids`, int32 both; `turns` says where the
+    model's part of each assistant turn lies."""
 
     text: str
-    input_ids: list[int]
-    assistant_mask: list[int]
+    input_ids: Ids
+    assistant_mask: Ids
     turns: list[TurnSpan]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedCompletion:
     """A prompt and what follows it; the prompt ends where the model begins to write, the completion with its end of
-    turn. `completion_mask` has one 0 or 1 for each of `completion_ids`: observations between turns are 0."""
+    turn. `completion_mask` has one 0 or 1 for each of `completion_ids`: observations between turns are 0. Ids and mask
+    are int32."""
 
     prompt_text: str
     completion_text: str
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    completion_mask: list[int]
+    prompt_ids: Ids
+    completion_ids: Ids
+    completion_mask: Ids
 
 
 class ChatRenderer:
@@ -82,9 +89,7 @@ class ChatRenderer:
         """The text of a conversation. Raises RenderingError where the template refuses it."""
         return self._render(messages, tools, add_generation_prompt)[0]
 
-    def encode(
-        self, messages: Sequence[Message], tools: Tools = None, known: dict[str, list[int]] | None = None
-    ) -> Encoded:
+    def encode(self, messages: Sequence[Message], tools: Tools = None, known: dict[str, Ids] | None = None) -> Encoded:
         """Tokens of a whole conversation, 1 on exactly what the model must produce in trainable turns: reasoning, text,
         calls and the end-of-turn token. `known` keeps the tokens of what lies between and in the turns, for another
         call with the same turns.
@@ -94,7 +99,7 @@ class ChatRenderer:
         text, spans = self._turns(messages, tools)
         check_nothing_lost(messages, text)
         ids, mask, turns = self._encode_spans(text, spans, _trainable(messages), known)
-        if not any(mask):
+        if not mask.any():
             raise RenderingError("This conversation has no assistant turn to learn from.")
         return Encoded(text, ids, mask, turns)
 
@@ -138,7 +143,8 @@ class ChatRenderer:
         """Tokens of a prompt, up to where the model begins to write. Raises RenderingError as `encode` does."""
         text, spans = self._turns(messages, tools)
         check_nothing_lost(messages, text)
-        return self._encode_spans(self.render(messages, tools, True), spans, [False] * len(spans))[0]
+        ids: list[int] = self._encode_spans(self.render(messages, tools, True), spans, [False] * len(spans))[0].tolist()
+        return ids
 
     def tokens(self, pieces: Sequence[str]) -> list[list[int]]:
         """Token ids of each piece by itself, with nothing added at its ends."""
@@ -160,32 +166,34 @@ class ChatRenderer:
         )["input_ids"]
         return ids
 
+    def id_arrays(self, pieces: Sequence[str]) -> list[Ids]:
+        """What `tokens` gives, as int32 arrays: a fifth of the memory, and cheap to join."""
+        return [np.array(ids, np.int32) if ids else NO_IDS for ids in self.tokens(pieces)]
+
     def _encode_spans(
         self,
         text: str,
         spans: Sequence[Span],
         wanted: Sequence[bool],
-        known: dict[str, list[int]] | None = None,
-    ) -> tuple[list[int], list[int], list[TurnSpan]]:
-        pieces, marks, position = [], [], 0
-        for (start, end), want in zip(spans, wanted, strict=True):
+        known: dict[str, Ids] | None = None,
+    ) -> tuple[Ids, Ids, list[TurnSpan]]:
+        pieces, position = [], 0
+        for start, end in spans:
             pieces += [text[position:start], text[start:end]]
-            marks += [0, int(want)]
             position = end
         pieces.append(text[position:])
-        marks.append(0)
         known = {} if known is None else known
         missing = [piece for piece in dict.fromkeys(pieces) if piece not in known]
-        known.update(zip(missing, self.tokens(missing), strict=True))
-        ids: list[int] = []
-        mask: list[int] = []
+        known.update(zip(missing, self.id_arrays(missing), strict=True))
+        arrays = [known[piece] for piece in pieces]
+        ids = np.concatenate(arrays)
+        mask = np.zeros(len(ids), np.int32)
+        borders = [0, *accumulate(map(len, arrays))]
         turns = []
-        for number, (piece, learn) in enumerate(zip(pieces, marks, strict=True)):
-            piece_ids = known[piece]
-            if number % 2:
-                turns.append(TurnSpan(len(ids), len(ids) + len(piece_ids), *spans[number // 2]))
-            ids += piece_ids
-            mask += [learn] * len(piece_ids)
+        for number, (span, want) in enumerate(zip(spans, wanted, strict=True)):
+            turn = TurnSpan(borders[2 * number + 1], borders[2 * number + 2], *span)
+            mask[turn.start : turn.end] = want
+            turns.append(turn)
         return ids, mask, turns
 
     def _turns(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:

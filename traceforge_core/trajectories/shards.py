@@ -11,14 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import multiprocessing
-import os
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,8 +21,7 @@ from typing import Any
 
 import orjson
 
-from traceforge_core.bound import end_with
-from traceforge_core.errors import TraceForgeError
+from traceforge_core.processes import in_order
 from traceforge_core.runs import write_json
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.coverage import Comparison, compare
@@ -143,24 +137,15 @@ def local_processes(jobs: Sequence[ShardJob], workers: int) -> Iterator[Summary]
             assert summary is not None
             yield summary
         return
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    with ProcessPoolExecutor(
-        min(workers, len(jobs)), context, initializer=_start_worker, initargs=(stop, os.getpid())
-    ) as pool:
-        try:
-            for number, summary in enumerate(pool.map(_read_in_worker, jobs), 1):
-                log.info("read shard %d of %d", number, len(jobs))
-                assert summary is not None
-                yield summary
-        except BrokenProcessPool:
-            raise TraceForgeError(
-                "A process that was reading trajectories died, most likely for want of memory. Set ingest.workers "
-                "lower and run it again; the shards that were finished are kept."
-            ) from None
-        finally:
-            stop.set()  # a worker looks at it between two files, so this is no long wait
-            pool.shutdown(wait=True, cancel_futures=True)
+    when_one_dies = (
+        "A process that was reading trajectories died, most likely for want of memory. Set ingest.workers lower and "
+        "run it again; the shards that were finished are kept."
+    )
+    with closing(in_order(read_shard, jobs, min(workers, len(jobs)), when_one_dies)) as summaries:
+        for number, summary in enumerate(summaries, 1):
+            log.info("read shard %d of %d", number, len(jobs))
+            assert summary is not None
+            yield summary
 
 
 def content_hash(trajectory: Trajectory, messages: bytes) -> str:
@@ -232,19 +217,3 @@ def _write(
 def _verdicts(path: str) -> outcomes.Outcomes:
     """The outcomes that `ingest` wrote for its shards."""
     return outcomes.Outcomes.from_json(Path(path).read_text(encoding="utf-8"))
-
-
-_stop: Any = None
-
-
-def _start_worker(stop: Any, parent: int) -> None:
-    """A worker leaves Ctrl-C to its parent, and dies with it."""
-    global _stop
-    _stop = stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        end_with(parent)
-
-
-def _read_in_worker(job: ShardJob) -> Summary | None:
-    return read_shard(job, _stop.is_set)
