@@ -59,10 +59,13 @@ def test_the_example_of_the_docs_runs_with_it_outside_the_checkout(wheel: Path, 
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["ingest", "model", "datasets", "sft", "pass"]
     assert (place / "my-model" / "model.safetensors").is_file()
 
-    broken = "from traceforge_core.errors import __file__ as here, page; print(here); print(page('nccl'))"
-    told = subprocess.run(
-        [sys.executable, "-c", broken], cwd=place, env=env, capture_output=True, text=True, check=True
+    code = (
+        "from traceforge_core.errors import __file__ as here, page\n"
+        "from traceforge_core.doctor.installed import known_requirements\n"
+        "print(here)\nprint(page('nccl'))\nprint(*(each.name for each in known_requirements()))"
     )
-    here, sentence = told.stdout.splitlines()
+    told = subprocess.run([sys.executable, "-c", code], cwd=place, env=env, capture_output=True, text=True, check=True)
+    here, sentence, packages = told.stdout.splitlines()
+    assert {"torch", "prefect", "unsloth"} <= set(packages.split()) and not {"mkdocs", "ray"} & set(packages.split())
     assert Path(here).is_relative_to(site), "it was the wheel that ran, not the checkout"
     assert Path(sentence.removeprefix("See ").removesuffix(".")).is_file()

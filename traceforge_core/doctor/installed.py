@@ -14,28 +14,35 @@ from traceforge_core.doctor.findings import Finding
 OPTIONAL = {
     "prefect": "the flows and `traceforge run`",
     "typer": "the command line",
+    "rich": "the command line",
     "bitsandbytes": "NF4 weights and the 8-bit optimizer",
     "unsloth": "Unsloth's faster training on one GPU",
 }
 """Packages that a machine may do without, and what for."""
+LOOKED_AT = ("flows", "cuda", "unsloth")
+"""The extras that matter for a run; the others are for development and clusters."""
 
 
 def known_requirements() -> list[Requirement]:
-    """The requirements of the installed package, or of the pyproject.toml of this checkout; without those of `dev`."""
+    """The requirements of this checkout's pyproject.toml, or of the installed package, with those extras."""
     checkout = Path(__file__).parents[2] / "pyproject.toml"
     if checkout.is_file():  # a checkout is newer than the metadata of an editable installation
         project = tomllib.loads(checkout.read_text(encoding="utf-8"))["project"]
         extras = project.get("optional-dependencies", {})
         lines = [
             *project["dependencies"],
-            *(line for name in ("flows", "cuda", "unsloth") for line in extras.get(name, [])),
+            *(line for name in LOOKED_AT for line in extras.get(name, [])),
         ]
         return [Requirement(line) for line in lines]
     try:
-        lines = metadata.requires("traceforge-core") or []
+        wanted = [Requirement(line) for line in metadata.requires("traceforge-core") or []]
     except metadata.PackageNotFoundError:
         return []
-    return [Requirement(line) for line in lines if 'extra == "dev"' not in line and "extra == 'dev'" not in line]
+    return [
+        each
+        for each in wanted
+        if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *LOOKED_AT))
+    ]
 
 
 def look_at_packages(has_gpu: bool) -> list[Finding]:
