@@ -112,6 +112,12 @@ def test_a_stage_without_its_inputs_says_what_to_run_first(tmp_path: Path) -> No
         traceforge(run="latest", runs_dir=str(tmp_path), stages=["datasets"])
 
 
+def test_a_path_that_is_not_there_fails_the_run_before_its_first_stage(tmp_path: Path) -> None:
+    with pytest.raises(TraceForgeError, match=r"There is no model at nowhere \(model\.name\)"):
+        traceforge(run="new", runs_dir=str(tmp_path), config=RunConfig(model={"name": "./nowhere"}))
+    assert Run.open(tmp_path).result("ingest") is None
+
+
 def test_refresh_does_the_work_again(tmp_path: Path) -> None:
     traceforge(run="new", runs_dir=str(tmp_path), stages=["ingest"])
     run = Run.open(tmp_path)
