@@ -18,7 +18,7 @@ def test_without_a_gpu_it_runs_what_a_cpu_can_and_says_what_the_others_need() ->
     told = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     answers = dict(re.findall(r"^python (benchmarks/.*)\n((?:Would|Not) run.*)$", told, re.MULTILINE))
     assert told.startswith("No GPUs here.") and len(answers) == told.count("\n## ")
-    assert {answer for answer in answers.values()} == {
+    assert set(answers.values()) == {
         "Would run.",
         "Not run: it needs 1 GPU.",
         "Not run: it needs 2 GPUs.",
