@@ -103,6 +103,41 @@ def test_what_cannot_be_read_is_set_aside_with_its_reason(write, run_ingest, nam
     assert result.quarantine[0]["detail"]
 
 
+DEEP = {"name": "f", "arguments": '{"a":' * 300 + "1" + "}" * 300}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "git_lfs_pointer", "git lfs pull"),
+        (json.dumps({"messages": []}).encode("utf-16-le"), "not_utf8", "UTF-16 without a byte-order mark"),
+        (json.dumps({"a": 1}, indent=1).encode() * 2, "invalid_json", "one a line, as `jq -c .`"),
+        (b'{"messages": []}', "unknown_format", "messages is empty"),
+        (b'{"messages": null}', "unknown_format", "messages is null"),
+        (b'{"messages": [7]}', "unknown_format", "messages[0] is a int"),
+        (
+            b'{"messages": [{"role": "user"}, {"role": "judge"}]}',
+            "unknown_format",
+            "messages[1] has the role 'judge'",
+        ),
+        (
+            json.dumps({"messages": [{"role": "assistant", "tool_calls": [{"function": DEEP}]}]}).encode(),
+            "not_json",
+            "nested too deep",
+        ),
+    ],
+)
+def test_the_reason_says_what_would_mend_the_file(write, run_ingest, content: bytes, reason: str, said: str):
+    (row,) = run_ingest(write("strange.json", content)).quarantine
+    assert row["reason"] == reason and said in row["detail"]
+
+
+def test_roles_may_be_in_capitals(write, run_ingest):
+    messages = [{"role": "User", "content": "Mend it."}, {"role": "ASSISTANT", "content": "Done."}]
+    (trajectory,) = run_ingest(write("chat.json", json.dumps({"messages": messages}))).trajectories
+    assert [message.role for message in trajectory.messages] == ["user", "assistant"]
+
+
 def test_a_torn_last_line_costs_a_row_its_trajectory_and_a_log_one_line(write, run_ingest):
     write("rows.jsonl", lines(chat_row("x"), chat_row("y")) + '{"messages": [{"role": "us')
     event = {"type": "user", "uuid": "u1", "sessionId": "s", "message": {"role": "user", "content": "hi"}}

@@ -22,6 +22,7 @@ import zstandard
 from traceforge_core.trajectories.formats.protocol import Unreadable
 
 # A single JSON document or line above this is set aside: parsed, it would not fit into a worker's share of memory.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 DOCUMENT_LIMIT = 128 << 20
 CHUNK_BYTES = 4 << 20
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -107,13 +108,15 @@ def read_whole(path: Path) -> bytes:
 
 
 def parse(data: bytes) -> Any:
-    """One JSON value. Raises Unreadable (`empty_file`, `not_utf8`, `invalid_json`)."""
+    """One JSON value. Raises Unreadable (`empty_file`, `not_utf8`, `invalid_json`, `git_lfs_pointer`)."""
     data = _as_utf8(data)
     if not data.strip():
         raise Unreadable("empty_file", "there is nothing in it")
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
+        if data.startswith(LFS_POINTER):
+            raise Unreadable("git_lfs_pointer", "the data itself is not there; run `git lfs pull`") from None
         return _parse_leniently(data, error)
 
 
@@ -162,6 +165,8 @@ def _as_utf8(data: bytes) -> bytes:
             return data.decode("utf-16").encode()
         except UnicodeError as error:
             raise Unreadable("not_utf8", f"UTF-16 by its byte-order mark, but {error}") from None
+    if len(data) > 1 and (data[0] == 0) != (data[1] == 0):
+        raise Unreadable("not_utf8", "UTF-16 without a byte-order mark; convert it to UTF-8")
     return data
 
 
@@ -174,8 +179,12 @@ def _parse_leniently(data: bytes, error: orjson.JSONDecodeError) -> Any:
         value = json.loads(text)
         return _clean(value)
     except json.JSONDecodeError as fault:
-        torn = " (the file ends in the middle of it)" if fault.pos >= len(text.rstrip()) - 1 else ""
-        raise Unreadable("invalid_json", f"{fault.msg} at line {fault.lineno} column {fault.colno}{torn}") from None
+        more = ""
+        if fault.pos >= len(text.rstrip()) - 1:
+            more = " (the file ends in the middle of it)"
+        elif fault.msg == "Extra data":
+            more = " (something follows the document; several of them must stand one a line, as `jq -c .` writes them)"
+        raise Unreadable("invalid_json", f"{fault.msg} at line {fault.lineno} column {fault.colno}{more}") from None
     except (RecursionError, ValueError):
         raise Unreadable("invalid_json", str(error)) from None
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.formats import detect
+from traceforge_core.trajectories.formats.chat import role_of
 from traceforge_core.trajectories.formats.completion_log import CompletionLog
 from traceforge_core.trajectories.formats.protocol import Format, Unreadable
 from traceforge_core.trajectories.model import Trajectory
@@ -399,7 +400,24 @@ def describe(value: Any) -> str:
     """A value in a few words, for a message."""
     if isinstance(value, dict):
         keys = ", ".join(str(key)[:40] for key in islice(value, 8))
-        return f"an object with the keys {keys}{', ...' if len(value) > 8 else ''}" if value else "an empty object"
+        if not value:
+            return "an empty object"
+        return f"an object with the keys {keys}{', ...' if len(value) > 8 else ''}{_fault_of_messages(value)}"
     if isinstance(value, list):
         return f"a list of {len(value)}: {describe(value[0])}" if value else "an empty list"
-    return f"a {type(value).__name__} ({str(value)[:60]!r})"
+    return "null" if value is None else f"a {type(value).__name__} ({str(value)[:60]!r})"
+
+
+def _fault_of_messages(value: dict[str, Any]) -> str:
+    """What keeps the `messages` of an object from being a chat, where that is easily said."""
+    messages = value.get("messages", ())
+    if not isinstance(messages, list):
+        return f"; messages is {describe(messages)}" if "messages" in value else ""
+    if not messages:
+        return "; messages is empty"
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            return f"; messages[{number}] is {describe(message)}"
+        if role_of(message.get("role")) is None:
+            return f"; messages[{number}] has the role {str(message.get('role'))[:40]!r}"
+    return ""

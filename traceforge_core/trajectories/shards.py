@@ -188,7 +188,8 @@ def _write(
         messages, secrets = redact(trajectory.messages, messages)
         digest = content_hash(trajectory, messages)
     except (TypeError, orjson.JSONEncodeError) as error:  # what Parquet rows may hold: dates, bytes, decimals
-        summary.quarantine.append(asdict(Quarantined(trajectory.source, "not_json", str(error))))
+        told = f"nested too deep to be kept: {error}" if "Recursion" in str(error) else str(error)
+        summary.quarantine.append(asdict(Quarantined(trajectory.source, "not_json", told)))
         return
     if secrets:
         trajectory.left_out = {**trajectory.left_out, "secret_replaced": secrets}

@@ -39,8 +39,8 @@ _THINK = re.compile(r"\A\s*<think(?:ing)?>\n?(.*?)\n?</think(?:ing)?>\s*", re.DO
 
 
 def role_of(name: Any) -> Role | None:
-    """The canonical role that a name means; None for what is no name of a role."""
-    return ROLES.get(name) if isinstance(name, str) else None
+    """The canonical role that a name means, in capitals or not; None for what is no name of a role."""
+    return ROLES.get(name.lower()) if isinstance(name, str) else None
 
 
 def chat_message(raw: Mapping[str, Any], left_out: Counter[str]) -> Message:
