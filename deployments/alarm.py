@@ -34,14 +34,18 @@ def set_up_alarm(client: SyncPrefectClient) -> bool:
             "no alarm for %s: set %s, or make a Webhook block named %s, and run this again", NIGHTLY, VARIABLE, BLOCK
         )
         return False
-    alarm = _alarm(block)
-    there = client.read_automations_by_name(NAME)
-    if there:
-        client.update_automation(there[0].id, alarm)
-    else:
-        client.create_automation(alarm)
+    put_automation(client, _alarm(block))
     log.info("%s calls a webhook when it fails, crashes or takes too long", NIGHTLY)
     return True
+
+
+def put_automation(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    """Make an automation, or bring the one of that name up to date."""
+    there = client.read_automations_by_name(automation.name)
+    if there:
+        client.update_automation(there[0].id, automation)
+    else:
+        client.create_automation(automation)
 
 
 def _webhook(client: SyncPrefectClient) -> UUID | None:

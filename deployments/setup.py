@@ -1,4 +1,5 @@
-"""What the deployments need on the Prefect server: process work pool, concurrency limit `gpu`, the night's alarm.
+"""What the deployments need on the Prefect server: process work pool, concurrency limit `gpu`, the automation that
+notices crashed runs, the night's alarm.
 
     PREFECT_API_URL=http://127.0.0.1:4200/api python -m deployments.setup
 
@@ -16,6 +17,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL
 
 from deployments.alarm import set_up_alarm
+from deployments.crashes import set_up_crash_detection
 from flows.gpus import LIMIT
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.monitoring.gpu import gpu_count
@@ -44,6 +46,7 @@ def main() -> None:
     logging.getLogger("deployments").setLevel(logging.INFO)
     with get_client(sync_client=True) as client:
         set_up(client, gpu_count())
+        set_up_crash_detection(client)
         set_up_alarm(client)
 
 

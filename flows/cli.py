@@ -14,6 +14,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -40,6 +41,7 @@ UsageError: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind
 # Of which "latest" is the newest that has them, for commands that work on what was trained.
 TRAINED = ("model", "datasets", "sft")
 SHOWN_LOGGERS = ("traceforge_core", "tasks", "flows")
+STEP_LINE = re.compile(r"\[\d+\] step \d+/\d+ ")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder in which runs lie.")]
@@ -86,11 +88,13 @@ def run(
     A run that is gone on with keeps its own configuration, unless --preset or --config is given.
     """
     from flows.embedded import embedded_api
+    from flows.live import at_work
     from flows.session import begin, ordered, saved_config
     from flows.summary import render, summarise
     from traceforge_core.config import DEFAULT_PRESET, lay_over, load_config
     from traceforge_core.runs import Run, check_runs_dir
     from traceforge_core.stages import check_paths
+    from traceforge_core.training.trackers import require_trackers
 
     if run != "new" and preset is None and config is None:
         effective = lay_over(saved_config(Run.open(runs_dir, run)), assignments=assignments)
@@ -98,15 +102,17 @@ def run(
         effective = load_config(preset or DEFAULT_PRESET, config, assignments)
     effective = lay_over(effective)  # every field counts as given from here on
     names = ordered(None if stages is None else stages.split(","), effective)
+    require_trackers(effective)
     check_paths(names, effective)  # what is not there should be told at once and leave no run behind
     check_runs_dir(runs_dir)
     here: Run | None = None
     try:
-        with embedded_api():
+        with at_work("starting Prefect's server", bars=not as_json) as view, embedded_api():
             from flows.pipeline import traceforge
 
             here, _ = begin(runs_dir, run, effective)
             _tell(f"Run {here.run_id} in {here.path}")
+            view.follow(here)
             place: dict[str, Any] = {"run": here.run_id, "runs_dir": str(here.path.parent)}
             traceforge(config=effective, stages=names, refresh=refresh, **place)
     except (Exception, Stopped) as error:
@@ -122,6 +128,8 @@ def _unfinished(error: Exception | Stopped, run: Any) -> Unfinished:
 
     if isinstance(error, Stopped):
         message, status = f"Stopped by {error}. Go on with: traceforge run --run {run.run_id}", 128 + error.number
+    elif type(error).__name__ == "CancelledRun":  # what a flow raises that ends as Cancelled: a STOP file was there
+        message, status = f"{error} Go on with: traceforge run --run {run.run_id}", 1
     elif isinstance(error, TraceForgeError):
         message, status = str(error), 2 if type(error).__name__ == "ParityFailed" else 1
     else:
@@ -141,6 +149,7 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """Read trajectories into one uniform corpus; what cannot be read is set aside with its reason."""
+    from flows.live import at_work
     from traceforge_core.config import load_config
     from traceforge_core.trajectories.ingest import ingest as read_all
     from traceforge_core.trajectories.ingest import refuse_nothing_read
@@ -154,7 +163,8 @@ def ingest(
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
-        figures = read_all(config, {}, scratch)
+        with at_work("ingest", scratch, bars=not as_json):
+            figures = read_all(config, {}, scratch)
         shutil.rmtree(out, ignore_errors=True)
         scratch.rename(out)
     finally:
@@ -216,6 +226,23 @@ def runs(
     else:
         value, text = compared(runs_dir, names) if names else listed(runs_dir)
     _answer(value, as_json, text)
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(help="A run's id, or latest.")] = "latest",
+    runs_dir: RunsDir = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Have a run stop, whoever works on it: training after the step at work, with a checkpoint to go on from."""
+    from traceforge_core.runs import Run
+
+    found = Run.open(runs_dir, run)
+    if not found.is_at_work():
+        raise TraceForgeError(f"Nobody works on run {found.run_id} ({found.path}), so there is nothing to stop.")
+    found.stop_file.touch()
+    told = "Training ends after the step at work; any other stage is finished, and no other is begun."
+    _answer({"run_id": found.run_id, "path": str(found.stop_file)}, as_json, f"{found.stop_file} is made. {told}")
 
 
 @app.command()
@@ -300,10 +327,12 @@ def doctor(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
 
     Exit status 1 where something will not work.
     """
+    from flows.live import at_work
     from traceforge_core.doctor.examine import examine
     from traceforge_core.doctor.report import render
 
-    checkup = examine(runs_dir)
+    with at_work("looking this machine over", bars=not as_json):
+        checkup = examine(runs_dir)
     _answer(checkup.to_json(), as_json, render(checkup))
     if checkup.problems:
         raise typer.Exit(1)
@@ -325,6 +354,7 @@ def evaluate_adapters(
     as_json: AsJson = False,
 ) -> None:
     """Measure base model and adapters on held-out pairs and next actions."""
+    from flows.live import at_work
     from flows.terminal import as_text
     from traceforge_core.config import lay_over
     from traceforge_core.evaluation.evaluate import evaluate_adapters as evaluate
@@ -341,7 +371,8 @@ def evaluate_adapters(
     config = lay_over(trained.config, assignments=assignments)
     with scratch_folder("eval") as scratch:
         folder = out or scratch
-        figures = evaluate(config, trained.model_dir, datasets or trained.datasets, chosen, folder)
+        with at_work("evaluate", folder, bars=not as_json):
+            figures = evaluate(config, trained.model_dir, datasets or trained.datasets, chosen, folder)
         text = (folder / "evaluation.md").read_text(encoding="utf-8")
     shown = as_text(text.partition("![")[0]) + (f"\n\nReport and plot: {out}" if out else "")
     _answer(figures | {"path": str(out.resolve()) if out else None}, as_json, shown)
@@ -356,15 +387,17 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Show what base and tuned models would do next on held-out histories, beside what was recorded."""
+    from flows.live import at_work
     from traceforge_core.evaluation.predict import predict as predict_actions
     from traceforge_core.evaluation.predict import render
     from traceforge_core.runs import Run
     from traceforge_core.trained import open_trained
 
     trained = open_trained(Run.open(runs_dir, run, having=TRAINED))
-    answers = predict_actions(
-        trained.config, trained.model_dir, trained.datasets, trained.adapters, sample=sample, new_tokens=tokens
-    )
+    with at_work("writing next actions", bars=not as_json):
+        answers = predict_actions(
+            trained.config, trained.model_dir, trained.datasets, trained.adapters, sample=sample, new_tokens=tokens
+        )
     _answer({"predictions": answers}, as_json, render(answers))
 
 
@@ -382,12 +415,15 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Merge a trained adapter into its base, check its logits, and save it for transformers and vLLM."""
+    from flows.live import at_work
     from traceforge_core.export import DTYPES, export_run
     from traceforge_core.runs import Run
 
     if dtype not in (None, *DTYPES):
         raise TraceForgeError(f"--dtype is {dtype!r}; it must be {' or '.join(DTYPES)}.")
-    figures = export_run(Run.open(runs_dir, run, having=TRAINED), out, stage and stage.replace("-", "_"), dtype)
+    found = Run.open(runs_dir, run, having=TRAINED)
+    with at_work("merging and checking", bars=not as_json):
+        figures = export_run(found, out, stage and stage.replace("-", "_"), dtype)
     _answer(
         figures,
         as_json,
@@ -549,9 +585,18 @@ def _stopped_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class _OnStderr(logging.Handler):
+    """Writes to what sys.stderr is at that moment: a bar on the screen puts itself there, to stay below the lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads any more
+            _tell(self.format(record))
+
+
 @contextlib.contextmanager
 def _log_on_stderr() -> Iterator[None]:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _OnStderr()
+    handler.addFilter(lambda record: not STEP_LINE.match(record.getMessage()))  # live.py shows steps in its own way
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
     for logger in map(logging.getLogger, SHOWN_LOGGERS):
         logger.setLevel(logging.INFO)

@@ -13,19 +13,22 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from prefect import flow, runtime
 from prefect.logging import get_run_logger
-from prefect.states import State
+from prefect.states import Cancelled, State
+from prefect.tasks import MaterializingTask
 from pydantic import BeforeValidator, Field
 
 from flows.gpus import gpus_held, gpus_needed
-from flows.session import Session, begin, ordered
+from flows.leftover import mark_crashed
+from flows.session import Session, begin, last_session, ordered
 from flows.summary import key_figures, summarise
+from tasks.assets import with_lineage
 from tasks.branch_parallel import branch_parallel
 from tasks.compare import compare
 from tasks.datasets import datasets
@@ -44,11 +47,13 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.monitoring.host import descendants
 from traceforge_core.runs import Run, StageResult
 from traceforge_core.stages import STAGES, check_paths
+from traceforge_core.stopping import StoppedByFile
+from traceforge_core.training.trackers import require_trackers
 from traceforge_core.trajectories.ingest import refuse_nothing_read
 
 log = logging.getLogger(__name__)
 
-STAGE_TASKS: dict[str, Callable[[RunConfig, Run, bool], State[StageResult]]] = {
+STAGE_TASKS: dict[str, MaterializingTask[..., State[StageResult]]] = {
     "ingest": ingest,
     "model": model,
     "datasets": datasets,
@@ -96,7 +101,7 @@ def traceforge(
     runs_dir: str = "runs",
     refresh: bool = False,
     history: HistoryName | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     """From trajectory files to a trained adapter, and the proof that it was trained right.
 
     Args:
@@ -108,7 +113,11 @@ def traceforge(
         history: Add this run's comparison to the history of that name, below runs_dir, and show how they go over time.
     """
     with logs_to(get_run_logger()):
-        return _traceforge(config, stages, run, Path(runs_dir).expanduser(), refresh, history)
+        try:
+            return _traceforge(config, stages, run, Path(runs_dir).expanduser(), refresh, history)
+        except StoppedByFile as stop:
+            log.info("%s Start this run again to go on.", stop)
+            return Cancelled(message=str(stop))
 
 
 def _traceforge(
@@ -121,10 +130,15 @@ def _traceforge(
 ) -> dict[str, Any]:
     flow_run_id = str(runtime.flow_run.id)
     here, effective = begin(runs_dir, run, config, flow_run_id)
+    require_trackers(effective)
     names = ordered(stages, effective)
     check_paths(names, effective)  # before hours are spent on the stages in front
     log.info("Run %s: %s", here.run_id, ", ".join(names))
     with here.lock(), _remembered(here, runs_dir / "history" / history if history else None) as changed:
+        here.stop_file.unlink(missing_ok=True)  # it stopped an earlier call; who starts the run again wants it to go on
+        earlier = last_session(here).get("flow_run_id")
+        if isinstance(earlier, str) and earlier != flow_run_id:
+            mark_crashed(earlier)
         session = Session(here, names, flow_run_id)
         for in_workers, block in groupby(names, lambda name: name in IN_WORKERS):
             with _monitored(here, effective) if in_workers else contextlib.nullcontext():
@@ -149,6 +163,8 @@ def _remembered(run: Run, history: Path | None) -> Iterator[list[str]]:
         return
     try:
         yield changed
+    except StoppedByFile:
+        raise
     except Exception as error:
         add_to_history(run, history, str(error) or type(error).__name__)
         raise
@@ -157,11 +173,16 @@ def _remembered(run: Run, history: Path | None) -> Iterator[list[str]]:
 
 
 def _perform(name: str, config: RunConfig, run: Run, session: Session, refresh: bool) -> None:
+    if run.stop_file.exists():
+        raise StoppedByFile(f"stopped before stage {name}, because {run.stop_file} is there.")
     session.note(name, "running")
     log.info("%s: %s", name, STAGES[name].title)
     try:
         with gpus_held(gpus_needed(name, config) if name in IN_WORKERS else 0):
-            state = STAGE_TASKS[name](config, run, refresh)
+            state = with_lineage(STAGE_TASKS[name], name, run)(config, run, refresh)
+    except StoppedByFile as stop:
+        session.note(name, "interrupted", message=str(stop))
+        raise
     except Exception as error:
         session.note(name, "failed", message=str(error) or type(error).__name__)
         raise

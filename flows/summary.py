@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.session import last_session
-from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import NOT_OURS, Run
 from traceforge_core.stages import STAGES
 
@@ -52,7 +51,7 @@ def summarise(run: Run) -> dict[str, Any]:
 def _stage(run: Run, name: str, noted: Mapping[str, Any]) -> dict[str, Any]:
     result = run.result(name)
     status = noted.get("status")
-    if status == "running" and not _is_held(run):
+    if status == "running" and not run.is_at_work():
         status = "interrupted"
     if status in (None, "completed"):
         if result is not None:
@@ -70,16 +69,6 @@ def _stage(run: Run, name: str, noted: Mapping[str, Any]) -> dict[str, Any]:
     if status in ("failed", "interrupted") and (message := noted.get("message") or run.failure(name)):
         record["message"] = message
     return record
-
-
-def _is_held(run: Run) -> bool:
-    try:
-        with run.lock():
-            return False
-    except TraceForgeError:
-        return True
-    except OSError:  # a run on a read-only disk: nobody can be at work there
-        return False
 
 
 def _is_outdated(run: Run, name: str) -> bool:

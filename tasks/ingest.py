@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from prefect import task
+from prefect.assets import materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
+from tasks.assets import declared
 from tasks.cluster import cluster_of
 from tasks.performing import perform_stage
 from tasks.retries import may_pass
@@ -13,7 +14,8 @@ from traceforge_core.config import RunConfig
 from traceforge_core.runs import Run, StageResult
 
 
-@task(
+@materialize(
+    declared("ingest"),
     name="Read trajectories",
     task_run_name="ingest",
     tags=["ingest", "cpu"],

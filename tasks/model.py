@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from prefect import task
+from prefect.assets import materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
+from tasks.assets import declared
 from tasks.performing import perform_stage
 from tasks.retries import may_pass
 from traceforge_core.config import RunConfig
 from traceforge_core.runs import Run, StageResult
 
 
-@task(
+@materialize(
+    declared("model"),
     name="Prepare the model",
     task_run_name="model",
     tags=["model", "cpu"],

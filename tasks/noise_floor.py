@@ -3,16 +3,18 @@ task cannot be interrupted."""
 
 from __future__ import annotations
 
-from prefect import task
+from prefect.assets import materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
+from tasks.assets import declared
 from tasks.performing import perform_stage
 from traceforge_core.config import RunConfig
 from traceforge_core.runs import Run, StageResult
 
 
-@task(
+@materialize(
+    declared("noise_floor"),
     name="Noise floor of the oracle",
     task_run_name="noise_floor",
     tags=["comparison", "gpu"],

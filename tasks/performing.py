@@ -13,6 +13,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 from prefect.states import Completed, State
 
+from tasks.assets import describe
+from tasks.showing import progress_shown
 from traceforge_core.config import RunConfig
 from traceforge_core.runs import Run, StageResult
 from traceforge_core.stages import STAGES, perform
@@ -23,8 +25,9 @@ LOGGERS = ("traceforge_core", "tasks", "flows")
 def perform_stage(name: str, config: RunConfig, run: Run, refresh: bool, **how: Any) -> State[StageResult]:
     """Do a stage inside a task run: state "Completed", or "Cached" where a result with the same key was there.
     `how` is for stages.perform."""
-    with logs_to(get_run_logger()):
+    with logs_to(get_run_logger()), progress_shown(name, run.partial_dir(name)):
         result = perform(name, config, run, refresh=refresh, **how)
+    describe(run, result)
     publish(result)
     if result.reused:
         return Completed(name="Cached", data=result, message=f"The result in {result.path} is still valid.")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from prefect import task
+from prefect.assets import materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
+from tasks.assets import declared
 from tasks.performing import perform_stage
 from traceforge_core.config import RunConfig
 from traceforge_core.runs import Run, StageResult
 
 
-@task(
+@materialize(
+    declared("shared_prefix"),
     name="Shared prefix",
     task_run_name="shared_prefix",
     tags=["training", "gpu"],

@@ -236,7 +236,9 @@ class TrainingConfig(Section):
     )
     checkpoint_steps: Positive = Field(50, description="Save a checkpoint to resume from every so many steps.")
     report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = Field(
-        default_factory=list, description="Trackers to log to besides metrics.jsonl."
+        default_factory=list,
+        description="Trackers to log to besides metrics.jsonl; each must be installed (there is an extra of its name). "
+        "They write to trackers/ in the run's folder; wandb does so offline where there is no WANDB_API_KEY.",
     )
     seed: Seed = Field(0, description="Seed of data order and adapter initialisation.")
     evaluate: bool = Field(False, description="Evaluate on the held-out data before and after training.")

@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.progress import forget_progress
+from traceforge_core.stopping import STOP
 
 Figures = dict[str, Any]
 RECORDED_VERSIONS = (
@@ -136,6 +138,21 @@ class Run:
     def partial_dir(self, stage: str) -> Path:
         return self.path / ".partial" / stage
 
+    @property
+    def stop_file(self) -> Path:
+        """Make a file of this name, and whoever works on the run stops (stopping.py)."""
+        return self.path / STOP
+
+    def is_at_work(self) -> bool:
+        """Whether a process works on this run."""
+        try:
+            with self.lock():
+                return False
+        except TraceForgeError:
+            return True
+        except OSError:  # a run on a read-only disk: nobody can be at work there
+            return False
+
     def result(self, stage: str) -> StageResult | None:
         """The finished stage, or None where it is not there, or an output is missing or of another size."""
         folder = self.stage_dir(stage)
@@ -192,6 +209,14 @@ def check_runs_dir(runs_dir: Path) -> None:
         ) from None
 
 
+def run_folder_of(out_dir: Path) -> Path:
+    """`runs/X` for whatever works below `runs/X/.partial`; elsewhere that folder itself."""
+    for folder in out_dir.parents:
+        if folder.name == ".partial":
+            return folder.parent
+    return out_dir
+
+
 def list_runs(runs_dir: Path) -> list[Run]:
     """Every run in the folder, oldest first."""
     if not runs_dir.is_dir():
@@ -230,9 +255,11 @@ def run_stage(
     try:
         partial.mkdir(parents=True, exist_ok=True)
         (partial / "failure.json").unlink(missing_ok=True)
+        forget_progress(partial)
         (partial / "key").write_text(key, encoding="utf-8")
         figures = work(partial)
         (partial / "key").unlink()
+        forget_progress(partial)
         seconds = round(time.monotonic() - clock, 3)
         share_files(partial)
         manifest = {

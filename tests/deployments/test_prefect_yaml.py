@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import yaml
 
+from deployments.crashes import SILENCE
 from deployments.setup import POOL
 from flows.pipeline import traceforge
 from traceforge_core.config import RunConfig, load_config
@@ -35,7 +36,10 @@ def test_every_deployment_is_the_flow_by_its_module_path_on_our_pool(deployments
     for deployment in deployments.values():
         module, _, name = deployment["entrypoint"].rpartition(".")
         assert getattr(import_module(module), name) is traceforge
-        assert deployment["work_pool"] == {"name": POOL}
+        assert deployment["work_pool"]["name"] == POOL
+        env = deployment["work_pool"]["job_variables"]["env"]
+        beats = SILENCE.total_seconds() / int(env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+        assert beats >= 5, "a healthy run that misses a few heartbeats must not be marked as crashed"
     assert "pull" not in yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 

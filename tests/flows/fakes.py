@@ -1,7 +1,8 @@
 """Stand-ins for the stages, quick ones, so that flow and command line can be tested by themselves.
 
 As a program it is the command `traceforge` with these stages: python fakes.py run --runs-dir X. What a stage does on
-top of its files comes from the environment variable FAKE_<STAGE>: fail, crash, disagree, hang, fill.
+top of its files comes from the environment variable FAKE_<STAGE>: fail, crash, disagree, hang, stop,
+fill.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from traceforge_core import stages
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs import Run, run_folder_of
 
 FIGURES: dict[str, dict[str, Any]] = {
     "ingest": {
@@ -45,6 +47,8 @@ def fake(name: str) -> Callable[[RunConfig, Mapping[str, Path], Path], dict[str,
             raise ZeroDivisionError("a fault nobody foresaw")
         if what == "hang":
             hang(out_dir)
+        if what == "stop":
+            Run(run_folder_of(out_dir)).stop_file.touch()
         if what == "fill":
             (out_dir / "large.bin").write_bytes(bytes(2**26))
         print(f"{name} prints to stdout", flush=True)

@@ -99,6 +99,7 @@ def test_the_printed_configuration_can_be_given_back(command: Command, tmp_path:
     [
         (["run", "--set", "sft.epochs=-1"], "sft.epochs: Input should be greater than 0 (given: -1)"),
         (["run", "--set", "sft.epoch=1"], "sft.epoch: no such field. Fields there: epochs,"),
+        (["run", "--set", "sft.report_to=[tensorbored]"], "should be 'tensorboard', 'wandb', 'trackio' or 'mlflow'"),
         (["run", "--preset", "huge"], "There is no preset 'huge'. Presets: qwen3-8b-1x24gb, qwen3-8b-1x80gb,"),
         (["run", "--config", "none.yaml"], "Cannot read the config file none.yaml: No such file or directory."),
         (["run", "--stages", "ingest,cook"], "No such stage: cook. Stages: ingest, model,"),

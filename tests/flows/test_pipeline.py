@@ -18,8 +18,11 @@ from prefect.client.schemas.filters import (
     LogFilter,
     LogFilterFlowRunId,
 )
+from prefect.exceptions import CancelledRun
+from prefect.states import Running
 
 from flows import pipeline
+from flows.leftover import mark_crashed
 from flows.pipeline import STAGE_TASKS, ParityFailed, StageName, traceforge
 from flows.session import last_session
 from traceforge_core.config import RunConfig, load_config
@@ -59,6 +62,19 @@ def log_lines(run: Run) -> list[str]:
     raise AssertionError("the log never arrived")
 
 
+def asset_events(run: Run, event: str, count: int, seconds: float = 30) -> dict[str, Any]:
+    """The asset events of the run's last flow run, by key, once there are so many (or the time is over)."""
+    wanted = {"event": {"name": [event]}, "related": {"id": [f"prefect.flow-run.{flow_run_of(run)}"]}}
+    deadline = time.monotonic() + seconds
+    with get_client(sync_client=True) as client:
+        while True:
+            answer = client.request("POST", "/events/filter", json={"filter": wanted, "limit": 50})
+            found = {each["resource"]["prefect.resource.id"]: each for each in answer.json()["events"]}
+            if len(found) >= count or time.monotonic() > deadline:
+                return found
+            time.sleep(0.3)
+
+
 def test_every_stage_has_a_task_and_a_name_to_choose() -> None:
     from typing import get_args
 
@@ -83,6 +99,13 @@ def test_a_full_run_completes_shows_its_reports_and_is_reused_the_second_time(tm
     assert set(shown) >= {"ingest-report", "datasets-report", "branch-parallel-report", "compare-report"}
     assert "| by_outcome.resolved | 2 |" in shown["ingest-report"]
     assert "# The report" in shown["compare-report"] and "data:image/png;base64," in shown["compare-report"]
+    made = asset_events(run, "prefect.asset.materialization.succeeded", len(performed))
+    assert {key.rpartition("/")[2] for key in made} == performed
+    adapter = made[f"traceforge://{run.run_id}/oracle"]
+    assert adapter["payload"]["figures"]["steps"] == 3
+    assert adapter["resource"]["prefect.asset.url"] == run.stage_dir("oracle").as_uri()
+    made_from = {each["prefect.resource.id"] for each in adapter["related"] if each["prefect.resource.role"] == "asset"}
+    assert made_from == {f"traceforge://{run.run_id}/{stage}" for stage in ("model", "datasets", "sft")}
     lines = log_lines(run)
     assert "a line from sft" in lines, "log lines of the library reach Prefect"
     assert any(line.startswith("sft: done in") for line in lines)
@@ -92,6 +115,7 @@ def test_a_full_run_completes_shows_its_reports_and_is_reused_the_second_time(tm
     states = task_states(run)
     states.pop("monitor")
     assert set(states.values()) == {"Cached"}
+    assert not asset_events(run, "prefect.asset.materialization.succeeded", 1, seconds=2), "nothing new was made"
 
 
 def test_one_stage_works_on_the_outputs_of_a_named_run_with_its_configuration(tmp_path: Path) -> None:
@@ -154,6 +178,34 @@ def test_a_failed_training_stops_the_monitor_and_is_written_down(
     assert (run.path / "monitoring" / "host_monitor.csv").read_text().startswith("ts,elapsed_s,pid,")
     assert threading.active_count() <= before + 2, "no sampler thread is left"
     assert run.result("sft") is None
+
+
+def test_a_stop_file_ends_the_flow_as_cancelled_before_the_next_stage_and_the_next_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODEL", "stop")
+    with pytest.raises(CancelledRun, match=r"stopped before stage datasets, because .*STOP is there"):
+        traceforge(run="new", runs_dir=str(tmp_path), stages=["ingest", "model", "datasets"], history="nights")
+    run = Run.open(tmp_path)
+    assert run.result("model") is not None and run.result("datasets") is None
+    assert not (tmp_path / "history").exists(), "it says nothing about anything"
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(flow_run_of(run)).state_name == "Cancelled"
+    summary = traceforge(run="latest", runs_dir=str(tmp_path), stages=["ingest", "model", "datasets"])
+    assert [stage["status"] for stage in summary["stages"][:3]] == ["completed"] * 3 and not run.stop_file.exists()
+
+
+def test_a_flow_run_whose_process_is_gone_is_marked_as_crashed_by_the_next_on_that_run(tmp_path: Path) -> None:
+    traceforge(run="new", runs_dir=str(tmp_path), stages=["ingest"])
+    run = Run.open(tmp_path)
+    gone = flow_run_of(run)
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(gone, Running(), force=True)  # as it stands there after a machine went down
+        traceforge(run="latest", runs_dir=str(tmp_path), stages=["ingest"])
+        assert client.read_flow_run(gone).state_name == "Crashed"
+        assert client.read_flow_run(flow_run_of(run)).state_name == "Completed"
+    assert not mark_crashed(str(gone)) and not mark_crashed("no number")
+    assert not mark_crashed("00000000-0000-4000-8000-000000000000"), "another server's"
 
 
 def test_a_run_is_worked_on_by_one_process_at_a_time(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def steps_taken(runs_dir: Path) -> int:
     return sum(log.read_text().count("\n") for log in runs_dir.glob("*/.partial/sft/metrics.jsonl"))
 
 
-def test_ctrl_c_in_the_middle_of_training_leaves_no_process_and_the_next_call_goes_on(
+def test_ctrl_c_and_a_stop_file_in_the_middle_of_training_leave_no_process_and_the_next_call_goes_on(
     tmp_path: Path, prefect_home: Path
 ) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
@@ -70,7 +70,30 @@ def test_ctrl_c_in_the_middle_of_training_leaves_no_process_and_the_next_call_go
     assert run.result("sft") is None and run.result("datasets") is not None
     assert (run.path / "monitoring" / "host_monitor.csv").read_bytes().endswith(b"\n")
 
-    assert 7 <= steps_taken(tmp_path) < 25
+    before = steps_taken(tmp_path)
+    assert 7 <= before < 25
+    with subprocess.Popen(
+        [*command, "sft", "--run", run.run_id, "--set", "sft.max_steps=25"],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for(lambda: steps_taken(tmp_path) > before, process)
+        stop = [sys.executable, "-m", "flows.cli", "stop", "--runs-dir", str(tmp_path)]
+        asked = subprocess.run(stop, env=env, capture_output=True, text=True, timeout=60)
+        assert asked.returncode == 0 and run.stop_file.is_file(), asked.stderr
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 1 and ours(prefect_home) == []
+    told = json.loads(out)
+    assert "sft: stopped after step" in told["error"] and f"traceforge run --run {run.run_id}" in told["error"]
+    assert next(each for each in told["stages"] if each["stage"] == "sft")["status"] == "interrupted"
+    [checkpoint] = run.path.glob(".partial/sft/checkpoints/checkpoint-*")
+    assert checkpoint.name == f"checkpoint-{steps_taken(tmp_path)}", "one of its last step"
+    again = subprocess.run(stop, env=env, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 1 and "Nobody works on run" in again.stderr
+
     went_on = subprocess.run(
         [*command, "sft", "--run", run.run_id, "--set", "sft.max_steps=25"],
         env=env,
@@ -82,7 +105,8 @@ def test_ctrl_c_in_the_middle_of_training_leaves_no_process_and_the_next_call_go
     assert went_on.returncode == 0, went_on.stderr
     stage = next(each for each in json.loads(went_on.stdout)["stages"] if each["stage"] == "sft")
     assert stage["status"] == "completed" and stage["figures"]["steps"] == 25
-    assert "step 1/25" not in went_on.stderr, "it went on from its checkpoint"
+    assert f"Going on from the checkpoint of step {checkpoint.name.partition('-')[2]}." in went_on.stderr
+    assert not run.stop_file.exists(), "who starts the run again wants it to go on"
 
 
 def test_a_model_path_that_does_not_exist_is_named(tmp_path: Path, prefect_home: Path) -> None:

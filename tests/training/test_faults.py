@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from traceforge_core.config import RunConfig
-from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import hash_adapter
+from traceforge_core.stopping import StoppedByFile
 from traceforge_core.training import stages
 from traceforge_core.training.job import Job
 from traceforge_core.training.launch import WorkerError
@@ -143,9 +143,10 @@ def test_a_stop_file_ends_the_stage(make_job: MakeJob) -> None:
         if line.startswith("step 2/"):
             (job.out_dir / "STOP").touch()
 
-    with pytest.raises(TraceForgeError, match=r"Stopped, because .*STOP is there"):
+    with pytest.raises(StoppedByFile, match=r"stopped after step 3 of \d+, with a checkpoint, because .*STOP is there"):
         stages.run_job(job, on_line=stop)
     assert workers_of(os.getpid()) == []
+    assert (job.out_dir / "checkpoints" / "checkpoint-3").is_dir()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from traceforge_core.config import RunConfig
-from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Inputs, Run, run_stage
+from traceforge_core.stopping import StoppedByFile
 from traceforge_core.training import stages
 from traceforge_core.training.job import Job
 from traceforge_core.training.launch import WorkerError
@@ -95,12 +95,13 @@ def test_a_checkpoint_that_holds_code_is_refused_and_not_run(
     long = configure(sft__max_steps=4000, sft__schedule="constant")
     job = make_job("sft", long, inputs, tmp_path / "out")
 
-    def stop(_rank: int, _line: str) -> None:
-        if (job.out_dir / "checkpoints" / "checkpoint-2").exists():
-            (tmp_path / "STOP").touch()
+    def stop(_rank: int, line: str) -> None:
+        if line.startswith("step 2/"):
+            job.stop_file.touch()
 
-    with pytest.raises(TraceForgeError, match=r"Stopped, because"):
-        stages.run_job(job, on_line=stop, stop_file=tmp_path / "STOP")
+    with pytest.raises(StoppedByFile, match=r"stopped after step"):
+        stages.run_job(job, on_line=stop)
+    job.stop_file.unlink()
     [checkpoint] = (job.out_dir / "checkpoints").glob("checkpoint-*")
     files = {name: (checkpoint / name).read_bytes() for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")}
     shutil.copy(tmp_path / "bomb.pt", checkpoint / "training_args.bin")
@@ -112,35 +113,38 @@ def test_a_checkpoint_that_holds_code_is_refused_and_not_run(
         assert not marker.exists(), f"{bombed} was run"
 
 
-def test_a_stage_of_a_run_goes_on_from_where_its_last_attempt_was_stopped(
-    inputs: dict[str, Path], configure: Configure, tmp_path: Path
+def test_a_stage_that_a_file_stopped_has_a_checkpoint_of_its_last_step_and_ends_like_an_unbroken_one(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     run = Run.create(tmp_path / "runs")
-    config = configure()
-    attempts = []
+    config = configure(preference__checkpoint_steps=100)
 
-    def work(out_dir: Path) -> dict:
-        job = make_job("oracle", config, inputs, out_dir)
-        attempts.append(out_dir)
-        stop = run.path / "STOP"
-        stop.unlink(missing_ok=True)
+    def train(out_dir: Path) -> dict[str, Any]:
+        return stages.run_job(make_job("branch_parallel", config, inputs, out_dir))
 
-        def watch(rank: int, line: str) -> None:
-            if len(attempts) == 1 and (out_dir / "checkpoints" / "checkpoint-4").exists():
-                stop.touch()
+    def train_slowly(out_dir: Path) -> dict[str, Any]:
+        def stop_in_step_four(rank: int, line: str) -> None:
+            if line.startswith("step 3/"):
+                run.stop_file.touch()
 
-        if len(attempts) == 1:
-            job = dataclasses.replace(
-                job, config=configure(preference__max_steps=4000, preference__schedule="constant")
-            )
-        return stages.run_job(job, on_line=watch)
+        job = make_job("branch_parallel", config, inputs, out_dir)
+        return stages.run_job(dataclasses.replace(job, trainer="faulty_trainers:Slow"), on_line=stop_in_step_four)
 
-    with pytest.raises(TraceForgeError, match=r"Stopped, because"):
-        run_stage(run, "oracle", {}, Inputs(), work, resumable=True)
-    assert run.result("oracle") is None
-    result = run_stage(run, "oracle", {}, Inputs(), work, resumable=True)
-    assert result.figures["steps"] >= 6
-    assert json.loads((result.path / "training.json").read_text())["resumed_from"] is not None
+    with pytest.raises(StoppedByFile, match="branch_parallel: stopped after step 4 of 6, with a checkpoint"):
+        run_stage(run, "branch_parallel", {}, Inputs(), train_slowly, resumable=True)
+    partial = run.partial_dir("branch_parallel")
+    assert [path.name for path in (partial / "checkpoints").iterdir()] == ["checkpoint-4"]
+    assert not (partial / "adapter").exists() and not (partial / "progress.json").exists()
+
+    with pytest.raises(StoppedByFile, match="stopped before it had begun"):  # the file is still there
+        run_stage(run, "branch_parallel", {}, Inputs(), train, resumable=True)
+    run.stop_file.unlink()
+    result = run_stage(run, "branch_parallel", {}, Inputs(), train, resumable=True)
+    assert json.loads((result.path / "training.json").read_text())["resumed_from"] == "checkpoint-4"
+    train(tmp_path / "whole")
+    name = "adapter/adapter_model.safetensors"
+    assert (result.path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def make_job(kind: str, config: RunConfig, inputs: dict[str, Path], out_dir: Path) -> Job:

@@ -73,7 +73,8 @@ def run_floor(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> F
     from traceforge_core.training.pairs import PairDataset
 
     oracle = inputs["oracle"]
-    base = oracle_job(config, inputs, out_dir)
+    untracked = config.preference.model_copy(update={"report_to": []})
+    base = oracle_job(config.model_copy(update={"preference": untracked}), inputs, out_dir)
     names = usable(config.comparison.noise_runs, PairDataset(base.data, base.cut_to).longest(), base.device)
     ways = {AGAIN: AGAIN} | {name: name for name in names}
     jobs = {

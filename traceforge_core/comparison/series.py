@@ -33,7 +33,6 @@ def run_series(
     last_step: int | None = None,
     share_gpu: bool = False,
     on_line: OnLine | None = None,
-    stop_file: Path | None = None,
 ) -> dict[str, str | None]:
     """Train every job, one after the other. For each: None, or the message with which its workers refused to go on.
 
@@ -57,7 +56,7 @@ def run_series(
     ]
     write_json(out_dir / LIST, listed)
     carrier = replace(first, kind="series", trainer=f"{__name__}:train_all", out_dir=out_dir, planted_fault=None)
-    launch(carrier, seats(carrier, share_gpu=share_gpu), on_line=on_line, stop_file=stop_file)
+    launch(carrier, seats(carrier, share_gpu=share_gpu), on_line=on_line)
     return {name: _failure(job) for name, job in jobs.items()}
 
 

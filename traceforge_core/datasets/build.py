@@ -17,10 +17,10 @@ import logging
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,10 +38,12 @@ from traceforge_core.datasets.sft_jobs import SampleJob, plan, samples_of
 from traceforge_core.datasets.splits import Side, split_cases
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
+from traceforge_core.progress import ProgressFile, progress
 
 log = logging.getLogger(__name__)
 SIDES: tuple[Side, Side] = ("train", "held_out")
 LOG_EVERY = 500
+T = TypeVar("T")
 
 
 def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
@@ -54,11 +56,12 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
     renderer = load_renderer(inputs["model"])
     report = DatasetReport(settings)
 
-    records, counts = _survey(corpus, settings)
+    records, counts = _survey(corpus, settings, out_dir)
     report.dropped_pairs["recovery: refers to what the prompt does not show"] += sum(
         record.refused_recoveries for record in records
     )
-    ready = _ready(config, corpus, renderer, inputs["model"], report)
+    with progress(out_dir, "collecting given and drawn pairs"):
+        ready = _ready(config, corpus, renderer, inputs["model"], report)
     cases = {record.case for record in records} | {candidate.case for found in ready.values() for candidate in found}
     side_of = split_cases(cases, settings.split)
 
@@ -70,7 +73,9 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
 
     _write_samples(counts, sizes, make, settings, side_of, out_dir, report)
     shutil.rmtree(scratch, ignore_errors=True)
-    _write_pairs(_by_case(records, corpus, ready, settings, report), renderer, settings, side_of, out_dir, report)
+    with progress(out_dir, "making preference pairs", "cases", len(cases)) as told:
+        by_case = _by_case(records, corpus, ready, settings, report)
+        _write_pairs(by_case, renderer, settings, side_of, out_dir, report, told)
     _warn_beyond_context(report, inputs["model"])
     figures = report.write(out_dir)
     _refuse_empty(report, records, settings)
@@ -94,14 +99,16 @@ def _ready(
     return ready
 
 
-def _survey(corpus: Corpus, settings: DatasetsConfig) -> tuple[list[Surveyed], list[int]]:
+def _survey(corpus: Corpus, settings: DatasetsConfig, out_dir: Path) -> tuple[list[Surveyed], list[int]]:
     """What mining needs of every trajectory, and how many SFT samples each could make."""
     miners = settings.preference.miners
     within = settings.preference.recovery_within if "recovery" in miners else 0
     records, counts = [], []
-    for number, trajectory in enumerate(corpus):
-        records.append(survey(number, trajectory, within))
-        counts.append(len(candidate_turns(trajectory, settings.sft)))
+    with progress(out_dir, "looking through the corpus", "trajectories", corpus.count) as told:
+        for number, trajectory in enumerate(corpus):
+            records.append(survey(number, trajectory, within))
+            counts.append(len(candidate_turns(trajectory, settings.sft)))
+            told.add()
     log.info("%d trajectories, %d possible SFT samples", len(records), sum(counts))
     return records, counts
 
@@ -127,8 +134,11 @@ def _write_samples(
         while len(untried) and written < wanted:
             take = spread(len(untried), tries)
             chosen = np.fromiter(map(take, range(len(untried))), bool, len(untried))
-            with closing(make(plan(untried[chosen], counts, sizes))) as jobs:
-                for samples in jobs:
+            planned = plan(untried[chosen], counts, sizes)
+            told = stack.enter_context(progress(out_dir, "making SFT samples", "turns", int(chosen.sum())))
+            with closing(make(planned)) as jobs:
+                for job, samples in zip(planned, jobs, strict=True):
+                    made = 0
                     for sample in samples:  # all of a job's, so that what it drops is counted the same in every process
                         if written == wanted:
                             continue
@@ -136,8 +146,11 @@ def _write_samples(
                         writers[side].write(sample.row())
                         report.add_sample(side, sample)
                         written += 1
+                        made += 1
+                        told.add(1, samples=1)
                         if written % LOG_EVERY == 0:
                             log.info("%d SFT samples written", written)
+                    told.add(_turns(job, counts) - made)  # what it dropped, and what one sample has several of
                     if written == wanted:
                         break
             untried = untried[~chosen]
@@ -147,6 +160,11 @@ def _write_samples(
         report.dropped_samples["over max_samples"] = left
 
 
+def _turns(job: SampleJob, counts: list[int]) -> int:
+    """How many turns a job tries."""
+    return sum(counts[number] for number in job.trajectories) if job.wanted is None else len(job.wanted)
+
+
 def _write_pairs(
     by_case: Iterator[tuple[str, list[list[Candidate]]]],
     renderer: ChatRenderer,
@@ -154,19 +172,28 @@ def _write_pairs(
     side_of: Callable[[str], Side],
     out_dir: Path,
     report: DatasetReport,
+    told: ProgressFile,
 ) -> None:
     with ExitStack() as stack:
         writers = {
             side: stack.enter_context(RowWriter(out_dir / "preference" / f"{side}.parquet", PREFERENCE_SCHEMA))
             for side in SIDES
         }
-        pairs = preference_pairs(by_case, renderer, settings.preference, report.dropped_pairs)
+        pairs = preference_pairs(_counted(by_case, told), renderer, settings.preference, report.dropped_pairs)
         for number, pair in enumerate(pairs, 1):
             side = side_of(pair.case)
             writers[side].write(pair.row())
             report.add_pair(side, pair)
+            told.add(0, pairs=1)
             if number % LOG_EVERY == 0:
                 log.info("%d pairs written", number)
+
+
+def _counted(items: Iterable[T], told: ProgressFile) -> Iterator[T]:
+    """The same, each told as done when the next one is asked for."""
+    for item in items:
+        yield item
+        told.add()
 
 
 def _by_case(

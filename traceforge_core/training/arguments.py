@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from traceforge_core.training.job import Job
+from traceforge_core.training.trackers import settle_trackers
 
 
 def shared_arguments(job: Job, rank: int) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def shared_arguments(job: Job, rank: int) -> dict[str, Any]:
     """
     section = job.section
     replicas = 1 if job.kind == "sft" else job.config.preference.replicas  # the oracle has one worker, but equal steps
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.out_dir / "tensorboard"))
+    goes_on = any((job.out_dir / "checkpoints").glob("checkpoint-*"))
     return {
         "output_dir": str(job.out_dir / "checkpoints"),
         "per_device_train_batch_size": section.batch_size,
@@ -38,7 +38,7 @@ def shared_arguments(job: Job, rank: int) -> dict[str, Any]:
         "logging_steps": 1,
         "logging_nan_inf_filter": False,  # it would log a NaN loss as 0.0
         "report_to": list(section.report_to) if rank == 0 else [],
-        "run_name": f"traceforge-{job.kind}",
+        "run_name": settle_trackers(job, goes_on=goes_on) if rank == 0 else job.label,
         "project": "traceforge",
         "disable_tqdm": True,
         "seed": section.seed,

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from traceforge_core.config import PreferenceConfig, RunConfig, SftConfig, validate_config
-from traceforge_core.runs import write_json
+from traceforge_core.runs import run_folder_of, write_json
+from traceforge_core.stopping import STOP
 
 Kind = Literal["sft", "oracle", "branch_parallel", "shared_prefix", "evaluate", "sample", "series"]
 
@@ -61,6 +62,24 @@ class Job:
     def section(self) -> SftConfig | PreferenceConfig:
         """The training section of the configuration that this job follows."""
         return self.config.sft if self.kind == "sft" else self.config.preference
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the run that this job works for; its own where it works for none."""
+        return run_folder_of(self.out_dir)
+
+    @property
+    def stop_file(self) -> Path:
+        """Where a file appears when somebody wants this job to stop."""
+        return self.run_folder / STOP
+
+    @property
+    def label(self) -> str:
+        """What this job is within its run: its stage, and its part of that where it is only one."""
+        try:
+            return self.out_dir.relative_to(self.run_folder / ".partial").as_posix()
+        except ValueError:
+            return self.kind
 
     def describe(self, rank: int) -> str:
         """What a worker is, for messages: "worker 1 of 2 (rejected)"."""

@@ -7,8 +7,9 @@ does. Each worker is `python -m traceforge_core.training.worker JOB.json` with o
 `<out_dir>/logs/rank<N>.log`, and a rendezvous through a file, so that no port can be taken. Workers stay in the
 launcher's process group, so that signals meant for the whole group reach them.
 
-Whatever ends the watch (a worker's error, its silence, Ctrl-C, a cancellation, a STOP file) ends every worker: SIGTERM,
-after 5 s SIGKILL. If the launcher itself is killed the kernel kills the workers (PR_SET_PDEATHSIG, set by each worker).
+Whatever ends the watch (a worker's error, its silence, Ctrl-C, a cancellation) ends every worker: SIGTERM, after 5 s
+SIGKILL. A STOP file (stopping.py) is seen by the workers themselves, who end after the step at work. If the launcher
+itself is killed the kernel kills the workers (PR_SET_PDEATHSIG, set by each worker).
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from typing import IO, Any
 
 from traceforge_core.disk import require_room
 from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.progress import FILE_NAME as PROGRESS
 from traceforge_core.scratch import scratch_folder
+from traceforge_core.stopping import StoppedByFile
 from traceforge_core.training import hosts
 from traceforge_core.training.job import Job
+from traceforge_core.training.relay import Relay
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,8 @@ TERMINATE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # after the first end with an error: time for others to end by themselves, to find who was first
 TAIL_LINES = 25
+STOPPED_STATUS = 75  # of a worker that stopped because it was asked to
+BESIDE_TRAINING = ("starting", "loading the model", "waiting for the other workers to", "evaluating")
 # Names that make accelerate believe it is being launched by torchrun: it would then wrap every model in DDP.
 LAUNCHER_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -132,14 +138,14 @@ def launch(
     gpus: Sequence[str],
     *,
     on_line: OnLine | None = None,
-    stop_file: Path | None = None,
     room: int = 0,
 ) -> None:
-    """Run a job to its end. `on_line(rank, line)` gets every line of output (default: this module's logger).
+    """Run a job to its end. `on_line(rank, line)` gets every line of output; by default the log gets as many as a
+    person can read (relay.py).
 
-    Raises WorkerError naming the worker, how it ended and the last lines of its log; TraceForgeError where `stop_file`
-    appears, or the disk has fewer than `room` bytes left. Anything raised in here (Ctrl-C, Prefect's cancellation)
-    passes through after the workers have ended.
+    Raises WorkerError naming the worker, how it ended and the last lines of its log; StoppedByFile where the job's stop
+    file was there; TraceForgeError where the disk has fewer than `room` bytes left. Anything raised in here (Ctrl-C,
+    Prefect's cancellation) passes through once the workers have ended.
     """
     job.out_dir.mkdir(parents=True, exist_ok=True)
     (job.out_dir / "logs").mkdir(exist_ok=True)
@@ -148,9 +154,10 @@ def launch(
     workers: list[_Worker] = []
     with scratch_folder("launch") as scratch:
         try:
+            on_line = on_line or Relay(job.out_dir / "logs")
             if job.hosts > 1:
                 env = hosts.environment(_environment(job, 0, "", scratch), list(gpus))
-                workers.append(_start(job, 0, hosts.here(job, job_file.resolve()), env, on_line or _log_line))
+                workers.append(_start(job, 0, hosts.here(job, job_file.resolve()), env, on_line))
                 for command_there in hosts.on_other_hosts(job, job_file.resolve()):
                     logger.info("Start on another host, in the checkout there: %s", command_there)
             else:
@@ -158,10 +165,11 @@ def launch(
                 command = [sys.executable, "-P", "-m", "traceforge_core.training.worker", str(job_file)]
                 for rank, gpu in enumerate(gpus):
                     env = _environment(job, rank, gpu, scratch)
-                    workers.append(_start(job, rank, command, env, on_line or _log_line))
-            _watch(job, workers, scratch, stop_file, room)
+                    workers.append(_start(job, rank, command, env, on_line))
+            _watch(job, workers, scratch, room)
         finally:
             _end_all(workers)
+            (job.out_dir / PROGRESS).unlink(missing_ok=True)
 
 
 def _environment(job: Job, rank: int, gpu: str, scratch: Path) -> dict[str, str]:
@@ -220,33 +228,54 @@ def _pump(worker: _Worker, on_line: OnLine) -> None:
                 on_line(worker.rank, text)
 
 
-def _log_line(rank: int, line: str) -> None:
-    logger.info("[%d] %s", rank, line)
-
-
-def _watch(job: Job, workers: list[_Worker], scratch: Path, stop_file: Path | None, room: int) -> None:
+def _watch(job: Job, workers: list[_Worker], scratch: Path, room: int) -> None:
     started = time.monotonic()
     next_slow_check = started
+    asked_to_stop = False
     while True:
         codes = [worker.process.poll() for worker in workers]
-        if all(code == 0 for code in codes):
-            return
-        if any(code not in (None, 0) for code in codes):
+        if any(code not in (None, 0, STOPPED_STATUS) for code in codes):
+            if asked_to_stop and job.hosts > 1:  # torchrun has but one status for whatever ended its workers
+                raise StoppedByFile(f"{job.kind}: stopped, because {job.stop_file} is there.")
             raise _worker_error(job, workers, scratch)
+        if None not in codes:
+            if STOPPED_STATUS in codes:
+                told = _read_report(scratch, codes.index(STOPPED_STATUS)).get("message", "Stopped.")
+                raise StoppedByFile(f"{job.kind}: {told}")
+            return
         now = time.monotonic()
         if now >= next_slow_check:
             next_slow_check = now + 1.0
-            if stop_file is not None and stop_file.exists():
-                raise TraceForgeError(
-                    f"Stopped, because {stop_file} is there. Remove it and run the stage again: it goes on from its "
-                    "last checkpoint."
-                )
+            if not asked_to_stop and job.stop_file.exists():
+                asked_to_stop = True
+                if not _has_begun_training(job, workers, scratch):
+                    raise StoppedByFile(f"{job.kind}: stopped before it had begun, because {job.stop_file} is there.")
+                logger.info("%s is there: training ends after the step at work, with a checkpoint.", job.stop_file)
             if room:
                 goes_on = "run the stage again: it goes on from its last checkpoint"
                 require_room(job.out_dir, room, f"{job.kind} was stopped, because its next checkpoint", goes_on)
             if job.hosts == 1:  # elsewhere torch's own time limit on every exchange, also hang_seconds, has to do
                 _check_progress(job, workers, scratch, now - started)
         time.sleep(POLL_SECONDS)
+
+
+def _has_begun_training(job: Job, workers: list[_Worker], scratch: Path) -> bool:
+    """Whether there is a step whose end is worth waiting for."""
+    if job.kind not in ("sft", "oracle", "branch_parallel", "shared_prefix"):
+        return False
+    if job.hosts > 1:  # workers that torchrun started show their signs of life elsewhere
+        return (job.out_dir / "metrics.jsonl").exists()
+    doing = [_beat(scratch, worker.rank)[1] for worker in workers]
+    return not all(what.startswith(BESIDE_TRAINING) for what in doing)
+
+
+def _beat(scratch: Path, rank: int) -> tuple[float | None, str]:
+    """A worker's last sign of life: when (as time.time() counts), and what it was doing."""
+    beat = scratch / f"beat{rank}"
+    try:
+        return beat.stat().st_mtime, beat.read_text(encoding="utf-8")
+    except OSError:
+        return None, "starting"
 
 
 def _check_progress(job: Job, workers: list[_Worker], scratch: Path, elapsed: float) -> None:
@@ -257,11 +286,8 @@ def _check_progress(job: Job, workers: list[_Worker], scratch: Path, elapsed: fl
         return
     silent: list[tuple[bool, _Worker, str, float]] = []
     for worker in workers:
-        beat = scratch / f"beat{worker.rank}"
-        try:
-            age, doing = time.time() - beat.stat().st_mtime, beat.read_text(encoding="utf-8")
-        except OSError:
-            age, doing = elapsed, "starting"
+        seen, doing = _beat(scratch, worker.rank)
+        age = elapsed if seen is None else time.time() - seen
         if age > limit and worker.process.poll() is None:
             silent.append((doing.startswith("waiting"), worker, doing, age))
     running = sum(worker.process.poll() is None for worker in workers)

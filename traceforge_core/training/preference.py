@@ -121,6 +121,7 @@ class PairTrainer(Recorded, CPOTrainer):
             self.trace(),
             tally.scored_tokens,
             data_hash(tally.ids),
+            float(self.sees_stop_file()),
         ]
         rows = mesh.gather(own)
         mesh.score_seconds = mesh.gradient_seconds = 0.0
@@ -133,6 +134,7 @@ class PairTrainer(Recorded, CPOTrainer):
         tally.loss, pairs, tally.score_chosen, tally.score_rejected, tally.correct = (sum(columns[i]) for i in range(5))
         tally.pairs = int(pairs)
         tally.scored_tokens = int(sum(columns[11]))
+        self._stop_asked = any(columns[13])  # all stop after the same step, whoever saw the file first
         seen = columns[12] if len(set(columns[12])) > 1 else columns[12][:1]
         tally.data = "+".join(f"{int(value):012x}" for value in seen)
         if self.writes:
@@ -145,6 +147,10 @@ class PairTrainer(Recorded, CPOTrainer):
         tally.peak_memory_mib = max(columns[7])
         self.save_gradients()
         return lacking
+
+    def wait_for_others(self) -> None:
+        self.beat("waiting for rank 0 to save a checkpoint")
+        self.mesh.gather([0.0])
 
     def trace(self) -> float:
         """One number that moves when any trained weight moves: their sum, weighted 1, 2, 3, 1, 2, 3, ..."""
@@ -243,6 +249,7 @@ def train(
         writes=mesh.rank == 0,
         saved_gradient_steps=job.config.comparison.gradient_steps,
         beat=beat,
+        stop_file=job.stop_file,
     )
     beat("waiting for the other workers to have loaded the model")
     mesh.broadcast(trainer.trained_parameters())

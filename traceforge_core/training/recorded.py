@@ -21,6 +21,8 @@ import torch
 from safetensors.torch import save_file
 
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.progress import span
+from traceforge_core.stopping import StoppedByFile
 from traceforge_core.training.records import StepRecord, append_record
 
 logger = logging.getLogger(__name__)
@@ -60,16 +62,25 @@ class Recorded:
     saved_gradient_steps: int = 0
     writes: bool = True
     beat: Callable[[str], None]
+    stop_file: Path | None = None
     tally: StepTally | None = None
+    _stop_asked: bool = False
     _checkpoint_scratch: Path | None = None
     _clock: float = 0.0
     _steps_done: int = 0
 
     def record_into(
-        self, out_dir: Path, *, writes: bool, saved_gradient_steps: int, beat: Callable[[str], None]
+        self,
+        out_dir: Path,
+        *,
+        writes: bool,
+        saved_gradient_steps: int,
+        beat: Callable[[str], None],
+        stop_file: Path | None = None,
     ) -> None:
-        """Where to record. `writes`: this worker is the one that writes files. `beat`: called at every phase."""
-        self.out_dir, self.writes, self.beat = out_dir, writes, beat
+        """Where to record. `writes`: this worker is the one that writes files. `beat`: called at every phase.
+        `stop_file`: where it appears, the step at work is the last one."""
+        self.out_dir, self.writes, self.beat, self.stop_file = out_dir, writes, beat, stop_file
         self.saved_gradient_steps = saved_gradient_steps
 
     # The step -----------------------------------------------------------------------------------------------------
@@ -103,8 +114,16 @@ class Recorded:
         if not math.isfinite(tally.loss) or not math.isfinite(gradient_norm(self.trained_parameters())):
             self.raise_not_finite(tally, tally.first_bad)
         tally.peak_memory_mib = peak_memory_mib()
+        self._stop_asked = self.sees_stop_file()
         self.save_gradients()
         return 0.0
+
+    def wait_for_others(self) -> None:
+        """Let nobody leave before the checkpoint is whole: under torchrun the first to leave takes the others along."""
+
+    def sees_stop_file(self) -> bool:
+        """Whether somebody wants the training to stop, as far as this worker sees."""
+        return self.stop_file is not None and self.stop_file.exists()
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that are trained, in the model's order."""
@@ -146,7 +165,17 @@ class Recorded:
         if self.tally is not None:
             self._write_record(self.tally, grad_norm, learning_rate)
             self.tally = None
+        state, control = self.state, self.control  # type: ignore[attr-defined]
+        stops = self._stop_asked and state.global_step < state.max_steps
+        control.should_save = control.should_save or stops
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, learning_rate=learning_rate, **kwargs)  # type: ignore[misc]
+        if stops:
+            self.wait_for_others()
+            self.callback_handler.on_train_end(self.args, state, control)  # type: ignore[attr-defined]  # trackers write
+            raise StoppedByFile(
+                f"stopped after step {state.global_step} of {state.max_steps}, with a checkpoint, because "
+                f"{self.stop_file} is there."
+            )
 
     def _write_record(self, tally: StepTally, grad_norm: Any, learning_rate: float | None) -> None:
         state = self.state  # type: ignore[attr-defined]
@@ -160,6 +189,7 @@ class Recorded:
             step=state.global_step,
             loss=tally.loss,
             grad_norm=float(grad_norm) if grad_norm is not None else None,
+            total_steps=state.max_steps,
             learning_rate=learning_rate,
             seconds=seconds,
             tokens=tally.tokens,
@@ -185,7 +215,7 @@ class Recorded:
             state.max_steps,
             tally.loss,
             average,
-            _span(left),
+            span(left),
         )
 
     # Checkpoints --------------------------------------------------------------------------------------------------
@@ -262,10 +292,3 @@ def _to_disk(file: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -14,9 +14,10 @@ class StepRecord:
     step: 1 for the first optimizer step. loss: the training loss. score_chosen, score_rejected: mean over the step's
     pairs of ā, the average log-probability per completion token (nats). margin: β·(score_chosen - score_rejected).
     accuracy: share of pairs with score_chosen > score_rejected. grad_norm: L2 norm before clipping.
-    learning_rate: the rate this step was taken with. seconds: wall time of the step. tokens: tokens through the model
-    in this step, both branches. peak_memory_mib: largest allocation of any worker so far (CUDA allocated, or resident
-    memory on a CPU). exchange_seconds: time spent exchanging scores and gradients (0 for one worker).
+    total_steps: how many are planned. learning_rate: the rate this step was taken with. seconds: wall time of the step.
+    tokens: tokens through the model in this step, both branches. peak_memory_mib: largest allocation of any worker so
+    far (CUDA allocated, or resident memory on a CPU). exchange_seconds: time spent exchanging scores and gradients (0
+    for one worker).
     For the comparison: data: hash of the pairs of this step in their order, workers' hashes joined by "+" where they
     saw different pairs. scored_tokens: completion tokens that went into the step's scores, as the strategy counted.
     weights_sketch, gradient_sketch: training/sketch.py of the trained weights before this step, and of their summed
@@ -32,6 +33,7 @@ class StepRecord:
     margin: float | None = None
     accuracy: float | None = None
     grad_norm: float | None = None
+    total_steps: int | None = None
     learning_rate: float | None = None
     seconds: float | None = None
     tokens: int | None = None

@@ -74,7 +74,7 @@ def train(job: Job, mesh: Mesh, trainer_class: type[SftTrainer], beat: Callable[
     enable_long_context(model, job.section.long_context, job.config.long_context)
     for parameter in trainer.trained_parameters():
         parameter.data = parameter.data.float()  # SFTTrainer makes a quantised model's adapter bfloat16
-    trainer.record_into(job.out_dir, writes=True, saved_gradient_steps=0, beat=beat)
+    trainer.record_into(job.out_dir, writes=True, saved_gradient_steps=0, beat=beat, stop_file=job.stop_file)
     start = {
         "adapter": checksum((name, p) for name, p in model.named_parameters() if p.requires_grad),
         "tokenizer": tokenizer_hash(tokenizer),

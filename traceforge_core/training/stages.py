@@ -22,6 +22,7 @@ from traceforge_core.training.fit import require_fit
 from traceforge_core.training.job import Job, Kind
 from traceforge_core.training.launch import OnLine, launch, seats, visible_gpus
 from traceforge_core.training.records import read_records
+from traceforge_core.training.trackers import require_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def _train_strategy(job: Job, inputs: Mapping[str, Path]) -> dict[str, Any]:
     if not (proof.out_dir / "training.json").exists():
         logger.info("First the proof: %d steps on pairs cut to %d tokens.", proof.section.max_steps, proof.cut_to)
         proof.out_dir.mkdir(parents=True, exist_ok=True)
-        run_job(proof, stop_file=_stop_file(job.out_dir))
+        run_job(proof)
     comparison = job.config.comparison.model_copy(update={"gradient_steps": 0})
     return _train(replace(job, config=job.config.model_copy(update={"comparison": comparison})), inputs)
 
@@ -127,12 +128,13 @@ def oracle_job(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> 
     return job if config.comparison.oracle_max_length is None else _proof_of(job)
 
 
-def run_job(job: Job, on_line: OnLine | None = None, stop_file: Path | None = None) -> dict[str, Any]:
+def run_job(job: Job, on_line: OnLine | None = None) -> dict[str, Any]:
     """Launch a job, wait for its end, tidy up, and say what came out."""
+    require_trackers(job.config)
     require_fit(job)
     gpus = seats(job, share_gpu=job.config.preference.share_gpu)
     room = ALWAYS + checkpoint_bytes(adapter_bytes(job.config, job.model_dir))
-    launch(job, gpus, on_line=on_line, stop_file=stop_file or _stop_file(job.out_dir), room=room)
+    launch(job, gpus, on_line=on_line, room=room)
     shutil.rmtree(job.out_dir / "checkpoints", ignore_errors=True)
     return figures(job)
 
@@ -220,8 +222,3 @@ def _held_out(wanted: bool, folder: Path) -> Path | None:
     import pyarrow.parquet as pq
 
     return path if pq.read_metadata(path).num_rows else None
-
-
-def _stop_file(out_dir: Path) -> Path:
-    """`runs/X/STOP` for a stage at work in `runs/X/.partial/<stage>`."""
-    return (out_dir.parents[1] if out_dir.parent.name == ".partial" else out_dir) / "STOP"

@@ -20,8 +20,12 @@ from pathlib import Path
 
 from traceforge_core.bound import end_with
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.progress import FILE_NAME, ProgressFile
+from traceforge_core.stopping import StoppedByFile
 from traceforge_core.training.job import Job
 from traceforge_core.training.known_errors import explain
+from traceforge_core.training.launch import STOPPED_STATUS
+from traceforge_core.training.trackers import finish_trackers
 
 logger = logging.getLogger("traceforge_core.training.worker")
 LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
@@ -29,16 +33,20 @@ LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Bro
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where this worker sits. scratch: the launcher's folder for signs of life; None under torchrun."""
+    """Where this worker sits. scratch: the launcher's folder for signs of life; None under torchrun. told: where rank 0
+    says what it is doing, for people."""
 
     rank: int
     scratch: Path | None
+    told: ProgressFile | None = None
 
     def beat(self, doing: str) -> None:
         """Show a sign of life. `doing` ends up in the error if it was the last; start it with "waiting" where this
         worker depends on another."""
         if self.scratch is not None:
             (self.scratch / f"beat{self.rank}").write_text(doing, encoding="utf-8")
+        if self.told is not None:
+            self.told.doing(doing)
 
     def doing(self) -> str:
         """The last sign of life."""
@@ -69,10 +77,14 @@ def main(job_file: str) -> int:
     logging.getLogger("traceforge_core").setLevel(logging.INFO)
     logging.captureWarnings(True)
     job = Job.read(Path(job_file))
-    seat = _take_seat()
+    seat = _take_seat(job)
     try:
         seat.beat("starting")
         _train(job, seat)
+    except StoppedByFile as error:
+        seat.report(error)
+        logger.info("%s", error)
+        _exit(STOPPED_STATUS)
     except BaseException as error:
         seat.report(explain(error, job, seat.doing()) or error)
         if isinstance(error, TraceForgeError):
@@ -100,15 +112,20 @@ def _end_with_parent() -> None:
         end_with(os.getppid())
 
 
-def _take_seat() -> Seat:
+def _take_seat(job: Job) -> Seat:
+    rank, scratch = _rank_and_scratch()
+    return Seat(rank, scratch, ProgressFile(job.out_dir / FILE_NAME, "starting", "steps") if rank == 0 else None)
+
+
+def _rank_and_scratch() -> tuple[int, Path | None]:
     if "TRACEFORGE_RANK" in os.environ:
-        return Seat(int(os.environ["TRACEFORGE_RANK"]), Path(os.environ["TRACEFORGE_SCRATCH"]))
+        return int(os.environ["TRACEFORGE_RANK"]), Path(os.environ["TRACEFORGE_SCRATCH"])
     if "RANK" in os.environ:  # torchrun
         if local := os.environ.get("LOCAL_RANK"):
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(local)] if visible else local
-        return Seat(int(os.environ["RANK"]), None)
-    return Seat(0, None)
+        return int(os.environ["RANK"]), None
+    return 0, None
 
 
 def _train(job: Job, seat: Seat) -> None:
@@ -133,7 +150,12 @@ def _train(job: Job, seat: Seat) -> None:
         trainer_class(job, mesh, seat.beat)
         return
     way = import_module(f"traceforge_core.training.{'sft' if job.kind == 'sft' else 'preference'}")
-    way.train(job, mesh, trainer_class, seat.beat)
+    try:
+        way.train(job, mesh, trainer_class, seat.beat)
+    except StoppedByFile:
+        finish_trackers(job, seat.rank)
+        raise
+    finish_trackers(job, seat.rank)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import orjson
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.progress import progress
 from traceforge_core.runs import write_json
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.parsing import DATA_SUFFIXES
@@ -48,7 +50,8 @@ def ingest(
             f"ingest.cluster={config.ingest.cluster} is Prefect's business (tasks/cluster.py): run the flow, give "
             "`run_jobs`, or set ingest.cluster=none."
         )
-    corpus = survey(corpus_folder(config.ingest.path))
+    with progress(out_dir, "looking for trajectory files"):
+        corpus = survey(corpus_folder(config.ingest.path))
     if not corpus.units and not corpus.unreadable:
         raise TraceForgeError(
             f"No trajectory files in {corpus.root}: {_seen(corpus)}. Set ingest.path to a folder that holds some "
@@ -62,11 +65,15 @@ def ingest(
     final = out_dir / FOLDER
     shutil.rmtree(final, ignore_errors=True)
     final.mkdir(parents=True)
-    with (out_dir / "quarantine.jsonl").open("wb") as quarantine:
+    with (out_dir / "quarantine.jsonl").open("wb") as quarantine, ExitStack() as done:
         for problem in corpus.unreadable:
             _set_aside(
                 {"source": problem.source, "reason": problem.reason, "detail": problem.detail}, quarantine, report
             )
+        fresh = {job.index for job in jobs if not job.is_done()}
+        earlier = sum(job.bytes for job in jobs if job.index not in fresh)
+        everything = sum(job.bytes for job in jobs)
+        told = done.enter_context(progress(out_dir, "reading trajectories", "bytes", everything, earlier))
         summaries = run_jobs(jobs) if run_jobs else local_processes(jobs, workers)
         for job, summary in zip(jobs, summaries, strict=True):
             for row in summary.quarantine:
@@ -76,6 +83,10 @@ def ingest(
                 texts.setdefault(name, Counter()).update(counts)
             kept = [report.add(entry) for entry in summary.rows]
             _take_over(job, kept, final)
+            if job.index in fresh:
+                told.add(job.bytes, files=sum(len(unit.paths) for unit in job.units), trajectories=len(summary.rows))
+                told.write()
+                job.progress.unlink(missing_ok=True)
     if not any(final.iterdir()):
         TrajectoryWriter(final).close()
     shutil.rmtree(out_dir / ".shards")
@@ -132,6 +143,8 @@ def _jobs(corpus: Corpus, verdicts: outcomes.Outcomes, folder: Path) -> list[Sha
     if folder.is_dir() and not (folder / name).is_file():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("*.progress.json"):  # by an attempt that was killed
+        left.unlink()
     (folder / name).write_text(told, encoding="utf-8")
     root = str(corpus.root.resolve())
     return [

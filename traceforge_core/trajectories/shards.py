@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from traceforge_core.processes import in_order
+from traceforge_core.progress import ProgressFile
 from traceforge_core.runs import write_json
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.coverage import Comparison, compare
@@ -54,6 +55,19 @@ class ShardJob:
     @property
     def summary(self) -> Path:
         return Path(self.folder, f"shard-{self.index:05d}.json")
+
+    @property
+    def progress(self) -> Path:
+        return Path(self.folder, f"shard-{self.index:05d}.progress.json")
+
+    @property
+    def bytes(self) -> int:
+        """Size of the files to read."""
+        return sum(unit.bytes for unit in self.units)
+
+    def is_done(self) -> bool:
+        """Whether it has been read, by this attempt or an earlier one."""
+        return self.summary.is_file() and self.part.is_file()
 
 
 @dataclass(slots=True)
@@ -97,6 +111,7 @@ def read_shard(job: ShardJob, should_stop: Callable[[], bool] = lambda: False) -
 
     # A folder of its own: a cluster may give a shard to a second machine while the first still reads it.
     scratch = Path(tempfile.mkdtemp(prefix=f".scratch-{job.index:05d}-", dir=job.folder))
+    told = ProgressFile(job.progress, "reading", "bytes")
     with TrajectoryWriter(scratch, one_part=True) as writer:
         for unit in job.units:
             if should_stop():
@@ -106,6 +121,8 @@ def read_shard(job: ShardJob, should_stop: Callable[[], bool] = lambda: False) -
                     summary.quarantine.append(asdict(item))
                 else:
                     _write(item, label_of(unit.paths[0]), verdicts, writer, summary)
+                    told.add(0, trajectories=1)
+            told.add(unit.bytes, files=len(unit.paths))
     summary.texts = {name: result.counts() for name, result in compared.items()}
     write_json(scratch / "summary.json", asdict(summary))
     (scratch / "part-00000.parquet").replace(job.part)
