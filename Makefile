@@ -8,7 +8,16 @@
 
 SHELL := /bin/sh
 PY := .venv/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+PIP := $(PY) -m pip --disable-pip-version-check install
+
+# At a terminal pip has its own bars; elsewhere it is quiet, and a line every TICK seconds says that it is at work.
+TICK := 10
+define pip_install
+	@if [ -t 1 ]; then exec $(PIP) $(1); fi; \
+	( n=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do \
+		n=$$((n + 1)); [ $$((n % $(TICK))) != 0 ] || echo "  still installing ($$n s)"; done ) & \
+	ticker=$$!; status=0; $(PIP) --quiet $(1) || status=$$?; kill $$ticker; exit $$status
+endef
 
 .PHONY: help demo test lint docs bench coverage serve install install-dev clean
 
@@ -65,10 +74,11 @@ clean:
 
 .venv/.installed: requirements.lock pyproject.toml | .venv/bin/python
 	@echo "Installing the pinned packages (once, some minutes)"
-	@$(PIP) --requirement requirements.lock
-	@$(PIP) --no-deps --editable .
+	$(call pip_install,--requirement requirements.lock)
+	$(call pip_install,--no-deps --editable .)
 	@touch $@
 
 .venv/.installed-dev: requirements-dev.lock .venv/.installed
-	@$(PIP) --requirement requirements-dev.lock
+	@echo "Installing what tests, checks and documentation need (once)"
+	$(call pip_install,--requirement requirements-dev.lock)
 	@touch $@

@@ -41,8 +41,10 @@ def main() -> int:
     home = prefect_home()
     env = _environment(port, home)
     try:
+        _tell("Starting the Prefect server ...")
         with _child("server", ["server", "start", "--host", "127.0.0.1", "--port", str(port)], env, home) as server:
             _wait_until_up(server, port, home, asked)
+            _tell("Setting up the work pool, the limit, the automations and the deployments (half a minute) ...")
             _run([sys.executable, "-m", "deployments.setup"], env)
             deploy = ["--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
             _run([sys.executable, "-m", "prefect", *deploy], env)

@@ -52,6 +52,18 @@ def test_a_launcher_without_its_python_is_passed_over(checkout: Path) -> None:
     assert (checkout / ".venv" / "bin" / "python").exists()
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_an_installation_is_never_silent_for_long_and_its_failure_is_one(checkout: Path, status: int) -> None:
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >> "{checkout / "asked"}"\nsleep 3.5\nexit {status}\n')
+    python.chmod(0o755)
+    done = make(checkout, ".venv/.installed", "TICK=1", programs={"sleep": 'exec /bin/sleep "$@"'})
+    assert "still installing (1 s)" in done.stdout and "still installing (2 s)" in done.stdout
+    assert (done.returncode == 0) == (status == 0) == (checkout / ".venv" / ".installed").exists(), done.stderr
+    assert "install --quiet --requirement requirements.lock" in (checkout / "asked").read_text()
+
+
 def test_make_alone_lists_what_there_is(checkout: Path) -> None:
     told = make(checkout, programs={}).stdout
     assert all(f"make {target}" in told for target in ("demo", "test", "lint", "serve"))

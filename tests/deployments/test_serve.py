@@ -12,12 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
+
+from deployments.crashes import set_up_crash_detection
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = {
@@ -152,6 +156,8 @@ def test_a_full_run_and_then_one_stage_of_it_complete_with_their_artifacts(serve
     }
     assert "data:image/png;base64," in shown["compare-report"] and "data:image/png;base64," in shown["monitoring"]
     assert "step 2/2" in served.log(full), "lines of the training processes reach the run's log"
+    assert set(shown) >= {"sft-progress", "oracle-progress", "branch-parallel-progress"}
+    assert float(shown["sft-progress"]) == 100
     [run] = [path for path in served.runs_dir.iterdir() if (path / "config.json").is_file()]
     assert json.loads((run / "compare" / "manifest.json").read_text())["figures"]["verdict"] == "pass"
 
@@ -208,6 +214,47 @@ def test_cancelling_in_the_middle_of_training_leaves_no_worker_and_no_half_outpu
     [run] = [path for path in served.runs_dir.iterdir() if flow_run in (path / "invocation.json").read_text()]
     assert not (run / "sft").exists() and (run / "datasets" / "manifest.json").is_file()
     assert (run / "monitoring" / "host_monitor.csv").read_bytes().endswith(b"\n")
+
+
+def test_a_killed_flow_run_is_crashed_and_the_next_one_goes_on_from_its_checkpoint(served: Served) -> None:
+    """First with its worker alive, then with a worker that is as good as dead, where only the heartbeats tell."""
+    home = Path(served.env["PREFECT_HOME"])
+
+    def trainers() -> list[psutil.Process]:
+        return [p for p in processes_of(home) if "traceforge_core.training.worker" in p.cmdline()]
+
+    def checkpoints() -> list[Path]:
+        return [path for path in run.glob(".partial/sft/checkpoints/checkpoint-*") if path.name[11:].isdigit()]
+
+    long = SMALL | {"sft": {"max_steps": 100_000, "checkpoint_steps": 2, "schedule": "constant"}}
+    first = served.start("full-pipeline", config=long, stages=["ingest", "model", "datasets", "sft"])
+    wait_for(lambda: bool(trainers()), seconds=180)
+    [run] = [path for path in served.runs_dir.iterdir() if first in (path / "invocation.json").read_text()]
+    wait_for(lambda: bool(checkpoints()), seconds=120)
+    trainers()[0].parent().kill()  # type: ignore[union-attr]
+    wait_for(lambda: served.state(first) == "Crashed", seconds=30)
+    wait_for(lambda: not trainers(), seconds=5)
+
+    with SyncPrefectClient(served.url) as client:
+        set_up_crash_detection(client, silence=timedelta(seconds=45))
+    reached = max(int(path.name[11:]) for path in checkpoints())
+    second = served.start("sft", run=run.name)
+    wait_for(lambda: f"Going on from the checkpoint of step {reached}." in served.log(second), seconds=120)
+    [worker] = [p for p in processes_of(home) if p.cmdline()[2:5] == ["prefect", "worker", "start"]]
+    worker.suspend()  # it sees and says nothing any more, as on a machine that went down
+    try:
+        trainers()[0].parent().kill()  # type: ignore[union-attr]
+        wait_for(lambda: not trainers(), seconds=5)
+        assert served.state(second) == "Running"
+        wait_for(lambda: served.state(second) == "Crashed", seconds=120)
+    finally:
+        worker.resume()
+
+    third = served.start("sft", run=run.name)
+    wait_for(lambda: "Going on from the checkpoint of step" in served.log(third), seconds=120)
+    (run / "STOP").touch()
+    assert served.wait(third, seconds=60) == "Cancelled"
+    assert "with a checkpoint, because" in served.log(third)
 
 
 def test_a_port_that_is_taken_is_said_at_once() -> None:
