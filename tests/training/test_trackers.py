@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sqlite3
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,18 +42,31 @@ def tensorboard_losses(run: Run) -> dict[int, float]:
 
 def wandb_losses(run: Run) -> dict[int, float]:
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     [file] = (run.path / "trackers" / "wandb").glob("offline-run-*/*.wandb")
-    store = DataStore()
-    store.open_for_scan(str(file))
     found: dict[int, float] = {}
-    while (data := store.scan_data()) is not None:
+    for data in leveldb_records(file.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)
         row = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
         if "train/loss" in row:
             found[int(float(row["train/global_step"]))] = float(row["train/loss"])
     return found
+
+
+def leveldb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a W&B file: LevelDB's log format after 7 bytes, a record in pieces of one block of 32 KiB each."""
+    position, record = 7, b""
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
 
 
 def mlflow_losses(run: Run) -> dict[int, float]:

@@ -73,7 +73,7 @@ def finish_trackers(job: Job, rank: int) -> None:
     if "wandb" in job.section.report_to:
         import wandb
 
-        wandb.finish(quiet=True)
+        wandb.finish()
     if "trackio" in job.section.report_to:
         import trackio
 
