@@ -66,6 +66,20 @@ def test_parquet_rows_are_read(write, run_ingest, tmp_path: Path):
     assert {row["reason"] for row in result.quarantine} == {"unknown_format", "damaged_parquet"}
 
 
+@pytest.mark.parametrize("name", ["nebius/1.sample_raw.json", "swe-gym/1.sample_raw.json", "swe-smith/1.jsonl"])
+def test_real_rows_say_the_same_out_of_parquet(shared_trajectories: Path, name: str, write, run_ingest, tmp_path: Path):
+    text = (shared_trajectories / name).read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    of_json = run_ingest(write("rows.jsonl", lines(*rows)), out=tmp_path / "one")
+    of_parquet = run_ingest(folder, out=tmp_path / "two")
+    assert [run.messages for run in of_parquet.trajectories] == [run.messages for run in of_json.trajectories]
+    assert of_parquet.figures["by_outcome"] == of_json.figures["by_outcome"]
+    assert len(rows) == of_parquet.figures["read"] > 2
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
