@@ -176,7 +176,10 @@ def ingest(
         refuse_nothing_read(figures, out)
     except TraceForgeError as error:
         raise Unfinished(str(error), 1, figures, key_figures("ingest", figures)) from None
-    _answer(figures, as_json, f"{key_figures('ingest', figures)}\nWritten to {out}")
+    where = f"Written to {out}"
+    if figures["quarantined"]:
+        where += f"; what was set aside, and why: {out / 'quarantine.jsonl'}"
+    _answer(figures, as_json, f"{key_figures('ingest', figures)}\n{where}")
 
 
 @app.command()

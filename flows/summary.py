@@ -16,7 +16,7 @@ from traceforge_core.runs import NOT_OURS, Run
 from traceforge_core.stages import STAGES
 
 KEY_FIGURES = {
-    "ingest": ("found", "read", "quarantined", "duplicates", "by_outcome"),
+    "ingest": ("found", "read", "quarantined", "by_reason", "duplicates", "by_outcome"),
     "model": ("name", "architecture", "parameters", "vocabulary", "chat_template"),
     "datasets": ("sft_samples", "sft_held_out", "pairs", "pairs_held_out", "pairs_by_miner"),
     "noise_floor": ("runs", "steps", "loss_noise", "gradient_direction_noise", "exact"),
@@ -87,7 +87,7 @@ def key_figures(name: str, figures: Mapping[str, Any] | None) -> str:
     """The few figures of a stage that a person wants to see, as one line."""
     figures = figures or {}
     names = KEY_FIGURES.get(name, TRAINING_FIGURES)
-    shown = {key: figures[key] for key in names if figures.get(key) is not None}
+    shown = {key: figures[key] for key in names if figures.get(key) not in (None, {})}
     return ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in shown.items())
 
 

@@ -152,6 +152,19 @@ def test_an_ingest_that_can_read_nothing_fails_and_says_why(command: Command, tm
     assert (tmp_path / "corpus" / "quarantine.jsonl").is_file(), "what was set aside can be looked at"
 
 
+def test_an_ingest_says_how_much_was_set_aside_for_which_reason_and_where_to_look(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "torn.json").write_text('{"messages": [')
+    (tmp_path / "logs" / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    turns = [{"role": "user", "content": "Mend it."}, {"role": "assistant", "content": "Done."}]
+    (tmp_path / "logs" / "good.json").write_text(json.dumps({"messages": turns}))
+    told = command("ingest", "logs", "--out", "corpus").stdout
+    assert "found 3, read 1, quarantined 2, by reason (git_lfs_pointer 1, invalid_json 1), duplicates 0" in told
+    assert f"why: {Path('corpus', 'quarantine.jsonl')}" in told
+
+
 def test_stages_are_listed_in_order(command: Command) -> None:
     listed = one_object(command("stages", "--json"))["stages"]
     assert [stage["stage"] for stage in listed][:3] == ["ingest", "model", "datasets"]
