@@ -153,6 +153,16 @@ def test_an_adapter_of_another_model_and_a_full_disk_are_told_plainly(
     assert {path.name for path in tmp_path.iterdir()} == {"other"}
 
 
+def test_too_little_space_for_the_weights_is_said_before_any_is_written(
+    tiny_model_dir: Path, make_adapter: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    little = shutil.disk_usage(tmp_path)._replace(free=100_000)
+    monkeypatch.setattr("traceforge_core.disk.shutil.disk_usage", lambda folder: little)
+    with pytest.raises(TraceForgeError, match=r"the exported model needs about 806.0 KiB.*name another --out"):
+        export(load_config(), tiny_model_dir, make_adapter(), tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_exports_its_last_training_with_a_card_that_the_hub_accepts(trained_run: Run, tmp_path: Path) -> None:
     figures = export_run(trained_run, tmp_path / "out")
     assert figures["stage"] == "branch_parallel"

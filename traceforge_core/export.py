@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from traceforge_core.cards import write_card
 from traceforge_core.config import RunConfig
+from traceforge_core.disk import require_room
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.runs import Run, disk_is_full, share_files, write_json
 from traceforge_core.serving import model_problems
@@ -147,6 +148,8 @@ def _merge(
     ]
     merged: Any = model.merge_and_unload(safe_merge=True)
     _settle_generation(merged, tokenizer, ChatRenderer(tokenizer).end_of_turn)
+    room = merged.num_parameters() * getattr(torch, dtype).itemsize
+    require_room(folder, room, "the exported model", "export again, or name another --out")
     merged.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     tokenizer.save_pretrained(folder)
     if problems := model_problems(folder):

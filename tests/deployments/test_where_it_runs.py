@@ -102,7 +102,7 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]
             parent.chmod(parent.stat().st_mode | 0o011)
     programs, data = POSTGRESQL.parent, folder / "data"
     quiet: dict[str, Any] = {"check": True, "capture_output": True, "cwd": folder, **as_user}
-    login = ["-U", "traceforge", "-A", "scram-sha-256", f"--pwfile={folder / 'password'}"]
+    login = ["-U", "postgres", "-A", "scram-sha-256", f"--pwfile={folder / 'password'}"]
     subprocess.run([programs / "initdb", "-D", data, "-E", "UTF8", "--no-sync", *login], **quiet)
     server = subprocess.Popen(
         [programs / "postgres", "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", folder, "-F"],
@@ -114,8 +114,11 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]
     try:
         asking = [programs / "pg_isready", "-h", "127.0.0.1", "-p", str(port)]
         wait_for(lambda: subprocess.run(asking, capture_output=True).returncode == 0)
-        create = [programs / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "traceforge", "prefect"]
-        subprocess.run(create, check=True, capture_output=True, env=os.environ | {"PGPASSWORD": PASSWORD})
+        # What the documentation says to make: a role without any privilege, and a database of its own.
+        role = f"CREATE ROLE traceforge LOGIN PASSWORD '{PASSWORD}'"
+        for command in (role, "CREATE DATABASE prefect OWNER traceforge"):
+            ask = [programs / "psql", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-c", command]
+            subprocess.run(ask, check=True, capture_output=True, env=os.environ | {"PGPASSWORD": PASSWORD})
         yield f"postgresql+asyncpg://traceforge:{PASSWORD}@127.0.0.1:{port}/prefect"
     finally:
         server.terminate()  # waits for its clients

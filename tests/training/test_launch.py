@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from traceforge_core.config import RunConfig
@@ -102,7 +104,17 @@ def test_workers_started_by_torchrun_train_the_same(
     inputs: dict[str, Path], configure: Configure, tmp_path: Path
 ) -> None:
     config = configure(preference__replicas=2, preference__max_steps=3)
-    stages.run_job(stages.preference_job("branch_parallel", config, inputs, tmp_path / "launched"))
+    listening: set[str] = set()
+
+    def look(_rank: int, line: str) -> None:
+        if "is connected" in line:
+            for worker in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    sockets = worker.net_connections("inet")
+                    listening.update(each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN)
+
+    stages.run_job(stages.preference_job("branch_parallel", config, inputs, tmp_path / "launched"), on_line=look)
+    assert listening <= {"127.0.0.1", "::1"} and listening, "workers of one host are reached from that host only"
     job = stages.preference_job("branch_parallel", config, inputs, tmp_path / "torchrun")
     job.out_dir.mkdir()
     job.write(tmp_path / "job.json")
