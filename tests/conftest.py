@@ -115,8 +115,8 @@ def tiny_datasets_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFac
                     "turn": 2,
                     "prompt": done.prompt_text,
                     "completion": done.completion_text,
-                    "input_ids": done.prompt_ids + done.completion_ids,
-                    "labels": [-100] * len(done.prompt_ids) + done.completion_ids,
+                    "input_ids": [*done.prompt_ids, *done.completion_ids],
+                    "labels": [-100] * len(done.prompt_ids) + [*done.completion_ids],
                     "tokens": len(done.prompt_ids) + len(done.completion_ids),
                     "trimmed_messages": 0,
                 }

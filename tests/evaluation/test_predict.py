@@ -48,15 +48,15 @@ def test_the_model_takes_over_at_the_last_turn_of_a_whole_trajectory(tiny_model_
     ids, history, recorded = split_sample(row, renderer.tokenizer, renderer.end_of_turn)
     assert recorded == "Last"
     assert "First" in history and history.endswith("<|im_start|>assistant\n")
-    assert encoded.input_ids[: len(ids)] == ids
+    assert list(encoded.input_ids[: len(ids)]) == list(ids)
 
 
 def test_with_loss_on_everything_the_model_takes_over_behind_the_prompt(tiny_model_dir: Path) -> None:
     renderer = load_renderer(tiny_model_dir)
     done = renderer.encode_completion([Message("user", "One")], [Message("assistant", "First")])
-    ids = done.prompt_ids + done.completion_ids
+    ids = [*done.prompt_ids, *done.completion_ids]
     row = {"input_ids": ids, "labels": ids, "prompt": done.prompt_text}
-    assert split_sample(row, renderer.tokenizer, renderer.end_of_turn)[::2] == (done.prompt_ids, "First")
+    assert split_sample(row, renderer.tokenizer, renderer.end_of_turn)[::2] == ([*done.prompt_ids], "First")
 
 
 def test_no_held_out_history_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
