@@ -7,7 +7,7 @@ deployment `ingest` on the shipped samples, as a new run. After each, when it ha
 and listening ports of server and worker together, temporary files, and the slots taken of the limit `gpu`. Printed: the
 first and the last figures, and how much the second half grows a run (a straight line through it). Exit status 1 where
 processes, ports, temporary files or slots are left over, or open files grow. `--json` prints one JSON object with every
-sample.
+sample; each sample also goes to stderr when it is taken.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -107,21 +108,30 @@ def sample(api: str, home: Path, folder: Path, number: int) -> Sample:
             files += process.num_fds()
             listening = (each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN)
             ports |= {each.laddr.port for each in listening}
-    limit = httpx.get(f"{api}/v2/concurrency_limits/gpu", timeout=60).json()
+    limit = asked(httpx.get(f"{api}/v2/concurrency_limits/gpu", timeout=60))
     temporary = len(list((folder / "tmp").iterdir()))
     slots = limit["active_slots"]
-    return Sample(number, seconds, state, memory, len(processes), files, len(ports), temporary, slots)
+    taken = Sample(number, seconds, state, memory, len(processes), files, len(ports), temporary, slots)
+    print(json.dumps(asdict(taken)), file=sys.stderr, flush=True)
+    return taken
 
 
 def one_run(api: str, runs_dir: Path) -> str:
     """Start the deployment `ingest` and wait for its end. Returns its state."""
-    found = httpx.get(f"{api}/deployments/name/traceforge/ingest", timeout=60).json()
+    found = asked(httpx.get(f"{api}/deployments/name/traceforge/ingest", timeout=60))
     parameters = {"run": "new", "runs_dir": str(runs_dir), "refresh": True}
     where = f"{api}/deployments/{found['id']}/create_flow_run"
-    started = httpx.post(where, json={"parameters": parameters}, timeout=60).json()["id"]
-    while (state := httpx.get(f"{api}/flow_runs/{started}", timeout=60).json()["state_name"]) not in ENDED:
+    started = asked(httpx.post(where, json={"parameters": parameters}, timeout=60))["id"]
+    while (state := asked(httpx.get(f"{api}/flow_runs/{started}", timeout=60))["state_name"]) not in ENDED:
         time.sleep(0.5)
     return str(state)
+
+
+def asked(answer: httpx.Response) -> Any:
+    """What the server answered. Ends the soak with its words where it refused."""
+    if answer.is_error:
+        sys.exit(f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text}")
+    return answer.json()
 
 
 def of_site(home: Path) -> list[psutil.Process]:
