@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from traceforge_core.comparison.compare import compare
-from traceforge_core.comparison.parity import measure
-from traceforge_core.config import RunConfig
+from traceforge_core.comparison.parity import Parity, measure
+from traceforge_core.config import RunConfig, load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training import stages
 from traceforge_core.training.records import read_records
@@ -123,6 +123,55 @@ def test_two_replicas_equal_one_with_twice_the_accumulation(
     assert figures["steps"] == 2 * -(-pairs // 4)
 
 
+@pytest.fixture(scope="module")
+def eight_pairs_a_step(
+    model_dir: Path, datasets_dir: Path, sft_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Trains three steps of eight pairs each with a strategy, on so many replicas. Pairs run out in the second step, so
+    that some replicas have nothing to do in it."""
+    folder = tmp_path_factory.mktemp("eight")
+    inputs = {"model": model_dir, "datasets": datasets_dir, "sft": sft_dir}
+
+    def train(strategy: str, replicas: int) -> Path:
+        out = folder / f"{strategy}-{replicas}"
+        if not out.exists():
+            config = load_config(
+                assignments=[
+                    "model.device=cpu",
+                    "preference.max_steps=3",
+                    "preference.learning_rate=0.001",
+                    f"preference.replicas={replicas}",
+                    f"preference.gradient_accumulation={8 // replicas}",
+                    "comparison.gradient_steps=3",
+                ]
+            )
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("OMP_NUM_THREADS", "1")
+                getattr(stages, f"train_{strategy}")(config, inputs, out)
+        return out
+
+    return train
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "workers"),
+    [
+        pytest.param("branch_parallel", 4, 8, id="four pairs in flight on eight workers"),
+        pytest.param("shared_prefix", 4, 4, id="four pairs in flight on four workers"),
+    ],
+)
+def test_many_workers_end_with_the_adapter_of_two_that_accumulate_the_same_pairs(
+    strategy: str, replicas: int, workers: int, eight_pairs_a_step: Callable[..., Path]
+) -> None:
+    two, many = eight_pairs_a_step("branch_parallel", 1), eight_pairs_a_step(strategy, replicas)
+    told = [json.loads((folder / "training.json").read_text())["workers"] for folder in (two, many)]
+    assert told == [2, workers]
+    parity = measure(two, many)
+    assert len(parity.steps) == parity.gradient_steps == 3
+    assert_within_float32(parity)
+
+
 @pytest.mark.slow
 def test_held_out_pairs_are_evaluated_before_and_after_alike(
     inputs: dict[str, Path], configure: Configure, tmp_path: Path
@@ -172,14 +221,19 @@ def assert_agree(config: RunConfig, inputs: dict[str, Path], folder: Path) -> di
     stages.train_oracle(config, inputs, folder / "oracle")
     figures = stages.train_branch_parallel(config, inputs, folder / "branch_parallel")
     parity = measure(folder / "oracle", folder / "branch_parallel")
+    assert parity.gradient_steps >= min(5, len(parity.steps))
+    assert_within_float32(parity)
+    return figures
+
+
+def assert_within_float32(parity: Parity) -> None:
     print(f"loss {parity.max_loss:.2g} gradient {parity.max_gradient:.2g} adapter {parity.adapter:.2g}")
     assert parity.unequal == []
-    assert parity.gradient_steps >= min(5, len(parity.steps))
+    assert all(step.data is None for step in parity.steps)
     assert parity.max_loss <= 1e-6
     assert parity.max_score <= 2e-6
     assert parity.max_gradient is not None and parity.max_gradient <= 1e-5
     assert parity.adapter <= 1e-5
-    return figures
 
 
 def _folder(path: Path) -> Path:
