@@ -30,7 +30,8 @@ class StepDifference:
     oracle; None where either did not count. learning_rate, norm: relative differences, norm's of the gradients'
     lengths. size: of the numbers the oracle's loss is made of (β times the larger score, or the loss itself), and so of
     its rounding. reach: |gradient|·|weights|, the most that the loss can change by for a relative change of the
-    weights. weights: relative L2 distance of the adapters before this step, estimated from sketches. workers_apart: as
+    weights. weights: relative L2 distance of the adapters before this step, estimated from sketches; weights_b: of
+    their B matrices alone. workers_apart: as
     the candidate recorded it. From saved gradients, else None: gradient, gradient_parameter: the largest relative L2
     difference of a parameter's gradient, and whose; gradient_overall: of all together; direction, direction_parameter:
     the same once both are scaled to unit length over all parameters, so that a wrong factor does not show here.
@@ -46,6 +47,7 @@ class StepDifference:
     learning_rate: float = 0.0
     norm: float = 0.0
     weights: float | None = None
+    weights_b: float | None = None
     workers_apart: float = 0.0
     size: float = 1.0
     reach: float = 0.0
@@ -161,7 +163,8 @@ def _step(own: StepRecord, reference: StepRecord) -> dict[str, Any]:
         "scored_tokens": counted[0] - counted[1] if counted[0] and counted[1] else None,
         "learning_rate": _relative(own.learning_rate, reference.learning_rate),
         "norm": _relative(own.grad_norm, reference.grad_norm),
-        "weights": _weights(own, reference),
+        "weights": _sketched(own.weights_sketch, reference.weights_sketch),
+        "weights_b": _sketched(own.b_sketch, reference.b_sketch),
         "workers_apart": own.workers_apart or 0.0,
         "size": max(abs(reference.loss), _scale(reference)),
         "reach": (reference.grad_norm or 0.0) * (norm(reference.weights_sketch) if reference.weights_sketch else 0.0),
@@ -181,13 +184,14 @@ def _data(own: str | None, reference: str | None) -> str | None:
     return "the workers saw different pairs" if "+" in own else "other pairs, or the same in another order"
 
 
-def _weights(own: StepRecord, reference: StepRecord) -> float | None:
+def _sketched(own: list[float] | None, reference: list[float] | None) -> float | None:
+    """Relative distance of what was sketched."""
     from traceforge_core.training.sketch import distance, norm
 
-    if own.weights_sketch is None or reference.weights_sketch is None:
+    if own is None or reference is None:
         return None
-    size = norm(reference.weights_sketch)
-    return distance(own.weights_sketch, reference.weights_sketch) / size if size else 0.0
+    size = norm(reference)
+    return distance(own, reference) / size if size else 0.0
 
 
 def _gradients(oracle: Path, candidate: Path, step: int) -> dict[str, Any]:

@@ -117,7 +117,9 @@ class Limits:
         return cls(
             score=2 * tolerances.loss_atol * size + from_weights,
             loss=tolerances.loss_atol * size + from_weights,
-            gradient=tolerances.gradient_rtol + AMPLIFIED * inherited,
+            # The gradient of A is proportional to B: small as B is in the beginning, all of A's gradient may be off by
+            # as much as B is.
+            gradient=tolerances.gradient_rtol + AMPLIFIED * max(inherited, step.weights_b or 0.0),
             weights=SKETCH_MARGIN * (before.next_weights if before else tolerances.adapter_rtol),
             next_weights=tolerances.adapter_rtol + GROWTH * inherited,
         )

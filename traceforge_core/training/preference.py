@@ -141,6 +141,7 @@ class PairTrainer(Recorded, CPOTrainer):
             named: Any = self.model
             trained = [(name, p) for name, p in named.named_parameters() if p.requires_grad]
             tally.weights_sketch = sketch(trained)
+            tally.b_sketch = sketch((name, p) for name, p in trained if ".lora_B." in name)
             tally.gradient_sketch = sketch((name, p.grad) for name, p in trained if p.grad is not None)
         # The last to arrive waits for nobody: its time is the exchange itself, the others' has their waiting in it.
         tally.exchange_seconds = min(columns[5]) + min(columns[6])

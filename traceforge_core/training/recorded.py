@@ -47,6 +47,7 @@ class StepTally:
     data: str | None = None
     scored_tokens: int = 0
     weights_sketch: list[float] | None = None
+    b_sketch: list[float] | None = None
     gradient_sketch: list[float] | None = None
     workers_apart: float | None = None
 
@@ -204,6 +205,7 @@ class Recorded:
             record.data = tally.data
             record.scored_tokens = tally.scored_tokens
             record.weights_sketch = tally.weights_sketch
+            record.b_sketch = tally.b_sketch
             record.gradient_sketch = tally.gradient_sketch
             record.workers_apart = tally.workers_apart
         append_record(self.out_dir / "metrics.jsonl", record)

@@ -21,7 +21,8 @@ class StepRecord:
     For the comparison: data: hash of the pairs of this step in their order, workers' hashes joined by "+" where they
     saw different pairs. scored_tokens: completion tokens that went into the step's scores, as the strategy counted.
     weights_sketch, gradient_sketch: training/sketch.py of the trained weights before this step, and of their summed
-    gradients before clipping. workers_apart: largest difference of a checksum of the trained weights between workers,
+    gradients before clipping; b_sketch: of the weights of LoRA's B matrices alone, which begin at zero and may be far
+    smaller than the rest. workers_apart: largest difference of a checksum of the trained weights between workers,
     relative to their size.
     SFT leaves the preference columns None.
     """
@@ -42,6 +43,7 @@ class StepRecord:
     data: str | None = None
     scored_tokens: int | None = None
     weights_sketch: list[float] | None = None
+    b_sketch: list[float] | None = None
     gradient_sketch: list[float] | None = None
     workers_apart: float | None = None
 
