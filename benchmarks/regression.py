@@ -2,6 +2,7 @@
 
     python benchmarks/regression.py                                    # tiny preset on the samples, float32, CPU
     python benchmarks/regression.py --dtype bfloat16 --power           # against the oracle's own noise
+    python benchmarks/regression.py --seeds 20                         # also: clean runs, which must raise no alarm
     python benchmarks/regression.py --model ~/models/SmolLM2-135M      # any model folder, on the samples
     python benchmarks/regression.py --model qwen3-8b --length 2048     # one GPU: random weights built on the spot, NF4
 
@@ -14,61 +15,95 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import math
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.random_weights import SHAPES, built_model, write_pairs  # noqa: E402
 from traceforge_core.comparison.faults.registry import FAULTS, GRADED  # noqa: E402
 from traceforge_core.comparison.noise_floor import Floor, summary  # noqa: E402
 from traceforge_core.comparison.rehearsal import CLEAN, Detection, clean_runs, rehearse  # noqa: E402
 from traceforge_core.config import RunConfig, load_config  # noqa: E402
 from traceforge_core.errors import TraceForgeError  # noqa: E402
-from traceforge_core.runs import Run  # noqa: E402
+from traceforge_core.runs import Run, installed_versions, write_json  # noqa: E402
 from traceforge_core.stages import perform  # noqa: E402
 from traceforge_core.training.launch import visible_gpus  # noqa: E402
 
-BUILT = ("qwen3-8b", "small", "tiny")
+BUILT = tuple(SHAPES)
 AMOUNTS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0001, 0.00001)
 
 
 def main() -> None:
     options = parse_arguments()
-    if options.build:
-        from benchmarks.branch_parallel import build_model
-
-        build_model(options.model, options.work / options.model, options.device)
-        return
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("traceforge_core.comparison").setLevel(logging.INFO)
     clock = time.monotonic()
     config = configuration(options)
     inputs = random_inputs(options) if options.model in BUILT else sample_inputs(options, config)
     note = f"{options.model}, {config.model.dtype}, {config.model.quantization}, {config.preference.max_steps} steps"
-    print(f"# Planted faults: {note}\n")
+    print(f"# Planted faults: {note}\n", flush=True)
+    told: dict[str, Any] = {"setting": setting(options, config), "versions": installed_versions(), "strategies": {}}
     share = options.device == "cuda" and len(visible_gpus()) < 2
+    runs = options.work / "runs" / note.replace("/", "_")
     for strategy in options.strategies:
         graded = [f"{kind}:{amount:g}" for kind in GRADED for amount in AMOUNTS] if options.power else []
         wanted = [f.name for f in FAULTS.values() if strategy in f.strategies and applies(f.needs, config)] + graded
-        found = rehearse(config, inputs, options.work / "runs" / note.replace("/", "_"), strategy, wanted, share)
-        print_faults(strategy, [one for one in found.detections if ":" not in one.fault])
+        found = rehearse(config, inputs, runs, strategy, wanted, share)
+        planted = [one for one in found.detections if ":" not in one.fault]
+        print_faults(strategy, planted)
         print_floor(found.floor)
+        rows = {"faults": [as_row(one) for one in planted], "floor": summary(found.floor) if found.floor.runs else {}}
         if options.power:
-            print_power(strategy, [one for one in found.detections if ":" in one.fault])
-        if options.seeds:
-            folder = options.work / "runs" / "clean" / note / strategy
-            shutil.rmtree(folder, ignore_errors=True)
-            clean = clean_runs(config, inputs, folder, strategy, range(options.seeds))
+            sizes = [one for one in found.detections if ":" in one.fault]
+            print_power(strategy, sizes)
+            rows["power"] = [as_row(one) for one in sizes]
+        told["strategies"][strategy] = rows
+        write(told, options.out)
+    if options.seeds:
+        folder = options.work / "runs" / "clean" / note.replace("/", "_")
+        shutil.rmtree(folder, ignore_errors=True)
+        for strategy, clean in clean_runs(config, inputs, folder, options.strategies, range(options.seeds)).items():
             alarms = [f"seed {seed}: {one.reason}" for seed, one in enumerate(clean) if not one.right]
-            print(f"Clean runs with other orders of the data: {len(clean)}, alarms: {len(alarms)}.")
+            print(f"{strategy}, clean runs with other orders of the data: {len(clean)}, alarms: {len(alarms)}.")
             print("".join(f"- {alarm}\n" for alarm in alarms), flush=True)
+            told["strategies"][strategy]["clean"] = {"runs": len(clean), "alarms": alarms}
+        write(told, options.out)
     print(f"Took {time.monotonic() - clock:.0f} s.")
+
+
+def setting(options: argparse.Namespace, config: RunConfig) -> dict[str, Any]:
+    """What was compared, for whoever reads the result."""
+    return {
+        "model": options.model if options.model in ("preset", *BUILT) else Path(options.model).name,
+        "device": options.device,
+        "dtype": config.model.dtype,
+        "quantization": config.model.quantization,
+        "steps": config.preference.max_steps,
+        "longest_branch": options.length if options.model in BUILT else config.comparison.oracle_max_length,
+        "noise_runs": config.comparison.noise_runs if config.model.dtype != "float32" else 0,
+        "confidence": config.comparison.confidence,
+    }
+
+
+def as_row(one: Detection) -> dict[str, Any]:
+    """A detection as plain data; its own part and the float32 comparison's beside it."""
+    row = {"fault": one.fault, "outcome": one.outcome, "points_at": one.pointed_at, "step": one.step}
+    row |= {"statistic": one.statistic if math.isfinite(one.statistic) else None, "reason": one.reason}
+    return row | ({"exact": as_row(one.exact)} if one.exact is not None else {})
+
+
+def write(told: dict[str, Any], out: Path | None) -> None:
+    """One file a model and precision, after every strategy."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / f"regression-{told['setting']['model']}-{told['setting']['dtype']}.json", told)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -77,13 +112,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 on the CPU, else bfloat16")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
     parser.add_argument("--length", type=int, default=2048, help="tokens a branch of the random pairs of a built model")
+    parser.add_argument("--cut-to", type=int, help="longest branch of other pairs; default: whole pairs")
     parser.add_argument("--steps", type=int, default=4, help="optimizer steps a run; some faults need three to show")
     parser.add_argument("--noise-runs", type=int, default=8, help="bfloat16: runs of the oracle against itself")
     parser.add_argument("--seeds", type=int, default=0, help="clean runs, each with another order of the data")
     parser.add_argument("--power", action="store_true", help="also: errors of falling size, until they are not seen")
     parser.add_argument("--strategies", type=lambda text: text.split(","), help="default: all there are")
+    parser.add_argument("--out", type=Path, help="folder for the same as JSON (see detection_page.py)")
     parser.add_argument("--work", type=Path, default=Path("/tmp/traceforge-regression"), help="models and runs")
-    parser.add_argument("--build", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.device = options.device or ("cuda" if visible_gpus() and options.model != "preset" else "cpu")
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
@@ -110,6 +146,8 @@ def configuration(options: argparse.Namespace) -> RunConfig:
         "comparison.noise_runs": options.noise_runs,
         "comparison.noise_steps": options.steps,
     }
+    if options.cut_to:
+        changes |= {"comparison.oracle_max_length": options.cut_to, "comparison.oracle_steps": options.steps}
     if options.model != "preset" and not built:
         changes |= {"model.name": str(Path(options.model).expanduser().resolve()), "preference.learning_rate": 1e-4}
         changes |= {"sft.learning_rate": 1e-4, "model.chat_template": "chatml"}
@@ -138,15 +176,8 @@ def random_inputs(options: argparse.Namespace) -> dict[str, Path]:
     """A model of random weights, an adapter, and pairs of random tokens: nine parts prompt, one part completion of
     unequal length, with what stands for an observation in the middle."""
     import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    from benchmarks.branch_parallel import SHAPES
-
-    folder = options.work / options.model
-    if not (folder / "model.json").exists():
-        asked = [sys.executable, str(Path(__file__)), "--build", "--model", options.model]
-        subprocess.run([*asked, "--device", options.device, "--work", str(options.work)], check=True)
+    folder = built_model(options.model, options.work / options.model, options.device)
     draw = np.random.default_rng(options.length)
     vocabulary, completion = SHAPES[options.model]["vocab_size"], options.length // 10
     rows = []
@@ -159,8 +190,7 @@ def random_inputs(options: argparse.Namespace) -> dict[str, Path]:
             row[f"{branch}_mask"] = [int(not count // 3 <= place < count // 2) for place in range(count)]
         rows.append(row)
     datasets = options.work / f"pairs-{options.model}-{options.length}"
-    (datasets / "preference").mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), datasets / "preference" / "train.parquet")
+    write_pairs(datasets, rows)
     return {"model": folder, "datasets": datasets, "sft": folder}
 
 
@@ -169,15 +199,17 @@ def print_faults(strategy: str, found: Sequence[Detection]) -> None:
     planted = [one for one in found if one.fault != CLEAN]
     caught, right = sum(one.caught for one in planted), sum(one.right for one in planted)
     print(f"## {strategy}: {caught} of {len(planted)} caught, {right} pointed at rightly\n")
-    print("| fault | what is wrong | verdict | points at | at step | × its limit | also left |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| fault | what is wrong | verdict | points at | at step | × its limit | by | also left |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for one in (*clean, *planted):
         what = FAULTS[one.fault].what.split("\n")[0] if one.fault in FAULTS else "nothing"
-        pointed = one.pointed_at or ("the workers' own check" if one.outcome == "stopped" else "-")
+        said = one.decisive
+        pointed = said.pointed_at or ("the workers' own check" if said.outcome == "stopped" else "-")
         pointed += "" if one.right else " (!)"
-        over = f"{one.statistic:.3g}" if one.outcome == "fail" else "-"
-        rest = ", ".join(one.left[1:]) or "-"
-        print(f"| `{one.fault}` | {what} | {one.outcome} | {pointed} | {one.step or '-'} | {over} | {rest} |")
+        over = f"{said.statistic:.3g}" if said.outcome == "fail" else "-"
+        by = "float32 beside it" if said is not one else "itself"
+        rest = ", ".join(said.left[1:]) or "-"
+        print(f"| `{one.fault}` | {what} | {said.outcome} | {pointed} | {said.step or '-'} | {over} | {by} | {rest} |")
     print(flush=True)
 
 
@@ -192,19 +224,24 @@ def print_floor(floor: Floor) -> None:
 
 
 def print_power(strategy: str, found: Sequence[Detection]) -> None:
-    print(f"## {strategy}: smallest error seen\n\n| error | smallest caught | largest missed | points at |")
-    print("| --- | --- | --- | --- |")
+    """By the comparison's own statistics; what the float32 one beside it sees stands in its own columns."""
+    print(f"## {strategy}: smallest error seen\n")
+    print("| error | smallest caught | largest missed | float32 beside it: smallest caught | largest missed |")
+    print("| --- | --- | --- | --- | --- |")
     for kind, make in GRADED.items():
         sizes = {float(one.fault.partition(":")[2]): one for one in found if one.fault.startswith(f"{kind}:")}
-        caught = [size for size, one in sizes.items() if one.caught]
-        missed = [size for size, one in sizes.items() if not one.caught]
-        # Only what is caught together with everything larger counts.
-        sure = [size for size in caught if all(size > other for other in missed)]
-        smallest = min(sure, default=None)
-        pointed = sizes[smallest].pointed_at if smallest is not None else "-"
+        beside = {size: one.exact for size, one in sizes.items() if one.exact is not None}
+        cells = [*power(sizes), *power(beside)]
         what = (make.__doc__ or kind).split(":")[0].split("\n")[0]
-        print(f"| `{kind}`: {what} | {smallest or '-'} | {max(missed, default='-')} | {pointed} |")
+        print(f"| `{kind}`: {what} | {' | '.join('-' if cell is None else f'{cell:g}' for cell in cells)} |")
     print(flush=True)
+
+
+def power(sizes: Mapping[float, Detection]) -> tuple[float | None, float | None]:
+    """The smallest error caught together with everything larger, and the largest missed."""
+    missed = max((size for size, one in sizes.items() if one.outcome == "pass"), default=None)
+    caught = [size for size, one in sizes.items() if one.outcome != "pass" and (missed is None or size > missed)]
+    return min(caught, default=None), missed
 
 
 if __name__ == "__main__":

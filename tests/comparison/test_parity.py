@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from traceforge_core.comparison.compare import compare
-from traceforge_core.comparison.parity import measure
+from traceforge_core.comparison.noise_floor import Floor, write_floor
+from traceforge_core.comparison.parity import Parity, StepDifference, measure
 from traceforge_core.comparison.verdict import judge_exactly
 from traceforge_core.config import ComparisonConfig, RunConfig
 from traceforge_core.errors import TraceForgeError
@@ -102,6 +103,34 @@ def test_what_is_over_its_limit_fails_and_is_named(
     outcome, reasons = verdict(oracle, stage(tmp_path / "other", **change))
     assert outcome == "fail"
     assert named in reasons
+
+
+def test_what_lora_b_differs_by_may_show_in_the_gradient_of_a_but_not_before_the_weights_differ() -> None:
+    """A fresh B is a thousandth of A: its rounding is nothing beside the whole adapter, and all of A's gradient."""
+    steps = [StepDifference(1, 0, 0, 0, 0, weights=0.0, weights_b=0.0, direction=4e-6, direction_parameter="b")]
+    steps.append(replace(steps[0], step=2, weights=1e-7, weights_b=1e-5, direction=4e-5, direction_parameter="a"))
+    assert judge_exactly(Parity(steps, 1e-6, "a", 1e-6), ComparisonConfig()).outcome == "pass"
+
+    wrong = [replace(steps[0], direction=4e-5), steps[1]]
+    verdict = judge_exactly(Parity(wrong, 1e-6, "a", 1e-6), ComparisonConfig())
+    assert verdict.first is not None and (verdict.first.quantity, verdict.first.step) == ("gradient direction", 1)
+
+
+def test_what_only_the_float32_comparison_found_decides_and_is_named(oracle: Path, tmp_path: Path) -> None:
+    floor = tmp_path / "noise_floor"
+    floor.mkdir()
+    write_floor(Floor([]), floor)
+    first = {"quantity": "adapter", "step": 3, "value": 1e-4, "limit": 1e-5, "detail": "it is 0.0001 off"}
+    told = {"outcome": "fail", "reasons": ["adapter, first at step 3: it is off."], "first": first, "findings": [first]}
+    (floor / "exact.json").write_text(json.dumps({"branch_parallel": told}))
+    folders = {"oracle": oracle, "branch_parallel": stage(tmp_path / "bp"), "noise_floor": floor}
+    out = tmp_path / "compare"
+    out.mkdir()
+    figures = compare(RunConfig.model_validate({"model": {"dtype": "bfloat16"}}), folders, out)
+    assert figures["verdict"] == figures["branch_parallel"]["verdict"] == "fail"
+    assert figures["branch_parallel"]["first_wrong"] == "adapter at step 3"
+    short = (out / "report.md").read_text().split("![")[0]
+    assert "In float32, on short pairs: **fail**. Adapter, first at step 3" in short
 
 
 def test_another_backend_may_pack_its_base_weights_in_its_own_way(oracle: Path, tmp_path: Path) -> None:

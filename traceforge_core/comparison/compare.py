@@ -17,7 +17,7 @@ from traceforge_core.comparison.noise_floor import Floor, read_exact, read_floor
 from traceforge_core.comparison.parity import Parity, measure, read_steps, read_training
 from traceforge_core.comparison.plots import plot_differences, plot_losses, plot_margins
 from traceforge_core.comparison.report import Compared, Trained, write_report
-from traceforge_core.comparison.verdict import Verdict, judge_exactly, judge_without_yardstick
+from traceforge_core.comparison.verdict import Finding, Verdict, judge_exactly, judge_without_yardstick
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 
@@ -82,6 +82,13 @@ def together(outcome: str, exact: dict[str, Any] | None) -> str:
     return told
 
 
+def wrong_first(verdict: Verdict, exact: dict[str, Any] | None) -> Finding | None:
+    """What is wrong first by the verdict, or, where that finds nothing, by the float32 comparison beside it."""
+    if verdict.first is not None or exact is None or exact["first"] is None:
+        return verdict.first
+    return Finding(**exact["first"])
+
+
 def _compared_folder(strategy: Path) -> Path:
     """Where the run lies that did what the oracle did: `proof/` where the oracle could not hold whole pairs."""
     proof = strategy / "proof"
@@ -101,7 +108,7 @@ def _evaluation(inputs: Mapping[str, Path]) -> dict[str, Any] | None:
 
 
 def _figures(one: Compared) -> dict[str, Any]:
-    first = one.verdict.first
+    first = wrong_first(one.verdict, one.exact)
     return {
         "verdict": together(one.verdict.outcome, one.exact),
         "first_wrong": f"{first.quantity} at step {first.step}" if first else None,

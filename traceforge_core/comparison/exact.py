@@ -9,7 +9,6 @@ pairs cut to 768 tokens. What is found here is wrong; what is not is right to 1e
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import shutil
@@ -25,31 +24,27 @@ from traceforge_core.config import RunConfig, lay_over
 from traceforge_core.training.job import Job, Kind
 from traceforge_core.training.stages import preference_job
 
+Planted = tuple[Kind, str | None]
 logger = logging.getLogger(__name__)
 STEPS = 3
 LAYERS = 2
 WHOLE_BYTES = 1 << 30  # of weights as they lie on the disk; above it only the first layers are taken
 CUT_TO = 768
+FASTEST = 1e-3
 CANDIDATES: tuple[Kind, ...] = ("branch_parallel", "shared_prefix")
 
 
-def compare_exactly(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
-    """For each strategy there is: outcome, reasons, what was compared. {} where it is off, or cannot be had."""
+def compare_exactly(
+    config: RunConfig, inputs: Mapping[str, Path], out_dir: Path, planted: Mapping[str, Planted] | None = None
+) -> dict[str, Any]:
+    """For each strategy there is: outcome, reasons, what is wrong first. {} where it is off, or cannot be had.
+
+    `planted`: instead, by any name, a strategy and the fault to plant in it (None for none).
+    """
     if config.comparison.exact == "off":
         return {}
     scratch = out_dir / "exact"
-    smaller = lay_over(
-        config,
-        assignments=[
-            "model.dtype=float32",
-            "model.quantization=none",
-            "model.backend=transformers",
-            f"preference.max_steps={STEPS}",
-            "preference.optimizer=adamw_torch",
-            "preference.report_to=[]",
-            f"comparison.gradient_steps={STEPS}",
-        ],
-    )
+    smaller = lay_over(config, assignments=[f"{name}={value}" for name, value in settings(config).items()])
     try:
         part = _smaller_inputs(config, inputs, scratch)
         if isinstance(part, str):
@@ -58,25 +53,45 @@ def compare_exactly(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path
         told: dict[str, Any] = {}
         oracle = _short(preference_job("oracle", smaller, part, scratch / "oracle" / "run"))
         run_series({"oracle": oracle}, scratch / "oracle")
-        for kind in CANDIDATES:
-            if importlib.util.find_spec(f"traceforge_core.training.{kind}") is None:
-                continue
-            job = _short(preference_job(kind, smaller, part, scratch / kind / "run"))
-            (stopped,) = run_series({kind: job}, scratch / kind, share_gpu=True).values()
-            if stopped is not None:
-                told[kind] = {"outcome": "fail", "reasons": [stopped], "first": None}
-                continue
-            verdict = judge_exactly(measure(oracle.out_dir, job.out_dir), config.comparison)
-            told[kind] = asdict(verdict)
-            logger.info("%s in float32: %s (%s).", kind, verdict.outcome, verdict.reasons[0])
+        wanted = planted or {kind: (kind, None) for kind in CANDIDATES}
+        for kind in dict.fromkeys(kind for kind, _ in wanted.values()):
+            jobs = {
+                name: _short(preference_job(kind, smaller, part, scratch / kind / f"{number:02d}"), fault)
+                for number, (name, (its, fault)) in enumerate(wanted.items())
+                if its == kind
+            }
+            for name, stopped in run_series(jobs, scratch / kind, share_gpu=True).items():
+                if stopped is not None:
+                    told[name] = {"outcome": "fail", "reasons": [stopped], "first": None}
+                    continue
+                verdict = judge_exactly(measure(oracle.out_dir, jobs[name].out_dir), config.comparison)
+                told[name] = asdict(verdict)
+                logger.info("%s in float32: %s (%s).", name, verdict.outcome, verdict.reasons[0])
         return told
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _short(job: Job) -> Job:
+def settings(config: RunConfig) -> dict[str, Any]:
+    """What is other than in the run itself. The weights move by FASTEST at least, and from the first step on: with a
+    warm-up, or at the rates of SimPO on a large model, they would hardly move in three steps, and a wrong optimizer
+    would stay below the limit of what adapters may differ by."""
+    return {
+        "model.dtype": "float32",
+        "model.quantization": "none",
+        "model.backend": "transformers",
+        "preference.max_steps": STEPS,
+        "preference.optimizer": "adamw_torch",
+        "preference.learning_rate": max(FASTEST, config.preference.learning_rate),
+        "preference.warmup_steps": 0,
+        "preference.report_to": [],
+        "comparison.gradient_steps": STEPS,
+    }
+
+
+def _short(job: Job, fault: str | None = None) -> Job:
     """The job on cut pairs; over gloo, since its workers may have to share a GPU."""
-    return replace(job, held_out=None, cut_to=min(CUT_TO, job.cut_to or CUT_TO), transport="gloo")
+    return replace(job, held_out=None, cut_to=min(CUT_TO, job.cut_to or CUT_TO), transport="gloo", planted_fault=fault)
 
 
 def _smaller_inputs(config: RunConfig, inputs: Mapping[str, Path], scratch: Path) -> dict[str, Path] | str:

@@ -25,6 +25,7 @@ from traceforge_core.comparison.series import run_series
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import write_json
+from traceforge_core.training.job import Job
 from traceforge_core.training.stages import oracle_job
 
 logger = logging.getLogger(__name__)
@@ -69,26 +70,47 @@ def summary(floor: Floor) -> dict[str, float]:
 
 def run_floor(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Floor:
     """The runs themselves, measured against the oracle in `inputs`. Their own outputs are removed once measured."""
+    return run_floors({"": (config, inputs["oracle"])}, inputs, out_dir)[""]
+
+
+def run_floors(
+    oracles: Mapping[str, tuple[RunConfig, Path]], inputs: Mapping[str, Path], out_dir: Path
+) -> dict[str, Floor]:
+    """A floor for each of several oracles of one model, given by name as configuration and folder, in one worker."""
     from traceforge_core.comparison.variants import AGAIN, usable
     from traceforge_core.training.pairs import PairDataset
 
-    oracle = inputs["oracle"]
-    untracked = config.preference.model_copy(update={"report_to": []})
-    base = oracle_job(config.model_copy(update={"preference": untracked}), inputs, out_dir)
-    names = usable(config.comparison.noise_runs, PairDataset(base.data, base.cut_to).longest(), base.device)
-    ways = {AGAIN: AGAIN} | {name: name for name in names}
-    jobs = {
-        name: replace(base, out_dir=out_dir / "runs" / f"{number:02d}", held_out=None)
-        for number, name in enumerate(ways)
-    }
-    last_step = config.comparison.noise_steps
-    stopped = run_series(jobs, out_dir / "runs", variants=ways, last_step=last_step)
-    for name, message in stopped.items():
+    jobs: dict[tuple[str, str], Job] = {}
+    for name, (config, _) in oracles.items():
+        untracked = config.preference.model_copy(update={"report_to": []})
+        job = oracle_job(config.model_copy(update={"preference": untracked}), inputs, out_dir)
+        base = replace(job, held_out=None)
+        longest = PairDataset(base.data, base.cut_to).longest()
+        for way in (AGAIN, *usable(config.comparison.noise_runs, longest, base.device)):
+            jobs[name, way] = replace(base, out_dir=out_dir / "runs" / f"{len(jobs):02d}")
+    last_step = max(config.comparison.noise_steps for config, _ in oracles.values())
+    labels = {f"{name}: {way}" if name else way: (name, way) for name, way in jobs}
+    stopped = run_series(
+        {label: jobs[key] for label, key in labels.items()},
+        out_dir / "runs",
+        variants={label: way for label, (_, way) in labels.items()},
+        last_step=last_step,
+    )
+    for label, message in stopped.items():
         if message is not None:
-            raise TraceForgeError(f"The oracle computed in another way ({name}) would not go on: {message}")
-    measured = {name: deviations(oracle, job.out_dir, last_step, name) for name, job in jobs.items()}
+            raise TraceForgeError(f"The oracle computed in another way ({label}) would not go on: {message}")
+    measured = {
+        (name, way): deviations(oracles[name][1], job.out_dir, last_step, way) for (name, way), job in jobs.items()
+    }
+    shutil.rmtree(out_dir / "logs", ignore_errors=True)
     shutil.move(out_dir / "runs" / "logs", out_dir / "logs")
     shutil.rmtree(out_dir / "runs")
+    return {name: _floor_of({way: run for (whose, way), run in measured.items() if whose == name}) for name in oracles}
+
+
+def _floor_of(measured: dict[str, Deviations]) -> Floor:
+    from traceforge_core.comparison.variants import AGAIN
+
     again = measured.pop(AGAIN)
     runs = [run for run in measured.values() if _differs(run)]
     for name in [run.name for run in measured.values() if not _differs(run)]:

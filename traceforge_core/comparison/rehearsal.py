@@ -12,13 +12,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from traceforge_core.comparison.compare import judge
+from traceforge_core.comparison.exact import compare_exactly
 from traceforge_core.comparison.faults.registry import FAULTS, faults_of
-from traceforge_core.comparison.noise_floor import Floor, read_floor, run_floor, write_floor
+from traceforge_core.comparison.noise_floor import Floor, read_floor, run_floor, run_floors, write_floor
 from traceforge_core.comparison.parity import measure
 from traceforge_core.comparison.series import run_series
-from traceforge_core.comparison.verdict import Verdict
+from traceforge_core.comparison.verdict import Finding, Verdict
 from traceforge_core.config import RunConfig
 from traceforge_core.training.job import Job, Kind
 from traceforge_core.training.stages import oracle_job, preference_job
@@ -31,7 +33,8 @@ CLEAN = "clean"
 class Detection:
     """What the comparison said of one planted fault (or of none, CLEAN). outcome: pass, fail, or stopped, where the
     workers themselves refused to go on. pointed_at, step: what is wrong first. left: all quantities that left their
-    limits. statistic: the first one's, in units of its limit."""
+    limits. statistic: the first one's, in units of its limit. exact: what the float32 comparison beside a bfloat16 one
+    said; a run is as good as the worse of the two."""
 
     fault: str
     outcome: str
@@ -40,18 +43,25 @@ class Detection:
     left: tuple[str, ...]
     statistic: float
     reason: str
+    exact: Detection | None = None
+
+    @property
+    def decisive(self) -> Detection:
+        """This one, or the float32 one where only that found something."""
+        return self if self.exact is None or self.outcome in ("fail", "stopped") else self.exact
 
     @property
     def caught(self) -> bool:
-        return self.outcome in ("fail", "stopped")
+        return self.decisive.outcome in ("fail", "stopped")
 
     @property
     def right(self) -> bool:
         """Whether the report points at what was done (for a clean run: whether it raises no alarm)."""
+        told = self.decisive
         if self.fault == CLEAN:
-            return self.outcome == "pass"
+            return told.outcome == "pass"
         expected = FAULTS[self.fault]
-        return self.outcome == "stopped" if expected.stopped else self.pointed_at in expected.points_at
+        return told.outcome == "stopped" if expected.stopped else told.pointed_at in expected.points_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +82,18 @@ def rehearse(
     share_gpu: bool = False,
 ) -> Rehearsal:
     """Train the oracle, measure its noise in bfloat16, and train the strategy clean and with each fault (all that it
-    can have; names with an amount are allowed). An oracle and a noise floor that lie in `folder` already are used
-    again."""
+    can have; names with an amount are allowed); in bfloat16 in float32 too, as the stage noise_floor does. An oracle
+    and a noise floor that lie in `folder` already are used again."""
     oracle = train_oracle_in(config, inputs, folder / "oracle")
     floor = Floor([])
     if config.model.dtype != "float32":
         floor = _floor(config, {**inputs, "oracle": oracle}, folder / "noise")
     names = [CLEAN, *(faults if faults is not None else [fault.name for fault in faults_of(strategy)])]
+    planted = {name: None if name == CLEAN else name for name in names}
+    exact: dict[str, Any] = {}
+    if config.model.dtype != "float32":
+        wanted = {name: (strategy, fault) for name, fault in planted.items()}
+        exact = compare_exactly(config, inputs, folder / strategy, wanted)
     base = replace(
         preference_job(strategy, config, inputs, folder), held_out=None, cut_to=config.comparison.oracle_max_length
     )
@@ -86,10 +101,10 @@ def rehearse(
         name: replace(
             base,
             out_dir=folder / strategy / name.replace(":", "_"),
-            planted_fault=None if name == CLEAN else name,
+            planted_fault=fault,
             transport="gloo" if share_gpu else base.transport,
         )
-        for name in names
+        for name, fault in planted.items()
     }
     stopped = run_series(jobs, folder / strategy, share_gpu=share_gpu)
     found = []
@@ -97,40 +112,47 @@ def rehearse(
         if (message := stopped[name]) is not None:
             found.append(Detection(name, "stopped", None, None, (), float("inf"), message))
         else:
-            found.append(detection(name, judge(config, oracle, job.out_dir, measure(oracle, job.out_dir), floor)))
-        logger.info("%s in %s: %s, %s", name, strategy, found[-1].outcome, found[-1].reason)
+            verdict = judge(config, oracle, job.out_dir, measure(oracle, job.out_dir), floor)
+            found.append(replace(detection(name, verdict), exact=_exact_detection(name, exact.get(name))))
+        told = found[-1].decisive
+        logger.info("%s in %s: %s, %s", name, strategy, told.outcome, told.reason)
     return Rehearsal(strategy, found, floor)
 
 
 def clean_runs(
-    config: RunConfig, inputs: Mapping[str, Path], folder: Path, strategy: Kind, seeds: Sequence[int]
-) -> list[Detection]:
-    """The clean strategy against the oracle with each seed (another order of the data): no alarm may be raised.
-
-    In bfloat16 every seed's data gives its own noise floor to be judged against, which multiplies the work.
-    """
-    told = []
+    config: RunConfig, inputs: Mapping[str, Path], folder: Path, strategies: Sequence[Kind], seeds: Sequence[int]
+) -> dict[Kind, list[Detection]]:
+    """The clean strategies against the oracle with each seed (another order of the data): no alarm may be raised. In
+    bfloat16 every seed's data gives its own noise floor, by which all strategies are judged."""
     configs = {
-        seed: config.model_copy(update={"preference": config.preference.model_copy(update={"seed": seed})})
+        str(seed): config.model_copy(update={"preference": config.preference.model_copy(update={"seed": seed})})
         for seed in seeds
     }
-    oracles = {str(s): replace(oracle_job(c, inputs, folder / f"o{s}"), held_out=None) for s, c in configs.items()}
-    strategies = {
-        str(seed): replace(
-            preference_job(strategy, one, inputs, folder / f"c{seed}"),
-            held_out=None,
-            cut_to=config.comparison.oracle_max_length,
-        )
-        for seed, one in configs.items()
+    oracles = {
+        seed: replace(oracle_job(one, inputs, folder / "oracle" / seed), held_out=None) for seed, one in configs.items()
     }
-    run_series(oracles, folder / "oracles")
-    run_series(strategies, folder / "strategies")
-    for seed, one in configs.items():
-        oracle, candidate = oracles[str(seed)].out_dir, strategies[str(seed)].out_dir
-        floor = Floor([])
-        if config.model.dtype != "float32":
-            floor = _floor(one, {**inputs, "oracle": oracle}, folder / f"noise{seed}")
-        told.append(detection(CLEAN, judge(config, oracle, candidate, measure(oracle, candidate), floor)))
+    run_series(oracles, folder / "oracle")
+    floors = dict.fromkeys(configs, Floor([]))
+    if config.model.dtype != "float32":
+        floors = run_floors(
+            {seed: (configs[seed], oracles[seed].out_dir) for seed in configs}, inputs, folder / "noise"
+        )
+    told: dict[Kind, list[Detection]] = {}
+    for strategy in strategies:
+        jobs = {
+            seed: replace(
+                preference_job(strategy, one, inputs, folder / strategy / seed),
+                held_out=None,
+                cut_to=config.comparison.oracle_max_length,
+            )
+            for seed, one in configs.items()
+        }
+        run_series(jobs, folder / strategy)
+        told[strategy] = []
+        for seed, job in jobs.items():
+            parity = measure(oracles[seed].out_dir, job.out_dir)
+            verdict = judge(config, oracles[seed].out_dir, job.out_dir, parity, floors[seed])
+            told[strategy].append(detection(CLEAN, verdict))
     return told
 
 
@@ -157,6 +179,16 @@ def detection(fault: str, verdict: Verdict) -> Detection:
         share,
         verdict.reasons[0],
     )
+
+
+def _exact_detection(fault: str, told: dict[str, Any] | None) -> Detection | None:
+    """The same, of a verdict as compare_exactly gives it."""
+    if told is None:
+        return None
+    if "findings" not in told:
+        return Detection(fault, "stopped", None, None, (), float("inf"), told["reasons"][0])
+    findings = [Finding(**one) for one in told["findings"]]
+    return detection(fault, Verdict(told["outcome"], told["reasons"], findings[0] if findings else None, findings))
 
 
 def _floor(config: RunConfig, inputs: Mapping[str, Path], folder: Path) -> Floor:

@@ -108,6 +108,9 @@ def _in_short(one: Compared) -> str:
     said = f"{one.name}: **{one.verdict.outcome}**. {reason[0].upper()}{reason[1:].rstrip('.')}."
     if one.exact is not None:
         said += f" In float32, on short pairs: **{one.exact['outcome']}**."
+        if one.exact["outcome"] == "fail":
+            told = one.exact["reasons"][0].rstrip(".")
+            said += f" {told[0].upper()}{told[1:]}."
     return said
 
 
@@ -242,5 +245,5 @@ def _step_parts(one: Compared, oracle: Trained) -> list[Part]:
 
 
 def _without_sketches(steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    left_out = ("weights_sketch", "gradient_sketch")
+    left_out = ("weights_sketch", "b_sketch", "gradient_sketch")
     return [{name: value for name, value in asdict(step).items() if name not in left_out} for step in steps]
