@@ -112,9 +112,11 @@ def _draw(results: Mapping[str, Any], path: Path) -> None:
     _draw_losses(losses, result)
     for dtype, answer in results.items():
         ours, theirs = (answer["strategies"][name]["losses"] for name in ("branch_parallel", "oracle"))
-        # A difference of exactly 0 has no logarithm: drawn at float64's own resolution of 1.
-        apart = [max(abs(own - reference), 1e-16) for own, reference in zip(ours, theirs, strict=True)]
-        differences.plot(range(1, len(apart) + 1), apart, ".-", linewidth=1, label=dtype)
+        apart = [abs(own - reference) for own, reference in zip(ours, theirs, strict=True)]
+        # A difference of exactly 0 has no logarithm: drawn a little below the smallest one that is none.
+        lowest = min((value for value in apart if value > 0), default=1e-16) / 3
+        shown = [max(value, lowest) for value in apart]
+        differences.plot(range(1, len(shown) + 1), shown, ".-", linewidth=1, label=dtype)
     differences.set_yscale("log")
     differences.set_title("Branch-Parallel's loss against the oracle's, |difference|", fontsize=9)
     differences.set_xlabel("optimizer step", fontsize=8)

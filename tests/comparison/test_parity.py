@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from traceforge_core.config import ComparisonConfig, RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training.records import StepRecord, append_record
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WEIGHTS = {"a.lora_A.weight": torch.arange(6.0).reshape(2, 3) + 1, "a.lora_B.weight": torch.ones(3, 2)}
 TRAINING = {
     "start": {"adapter": "1", "data order": "2", "tokenizer": "3", "base weights": "4"},
@@ -166,6 +170,30 @@ def test_the_stage_writes_a_report_for_people_one_for_programs_and_a_plot(oracle
     assert "Verdict: **fail**" in report and "branch_parallel: **pass**" in report
     assert json.loads((out / "report.json").read_text())["verdict"] == "fail"
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_html_report_needs_no_file_beside_it_to_show_verdict_plots_and_tables(oracle: Path, tmp_path: Path) -> None:
+    folders = {
+        "oracle": oracle,
+        "branch_parallel": stage(tmp_path / "bp"),
+        "shared_prefix": stage(tmp_path / "sp", loss=2.0),
+    }
+    (tmp_path / "compare").mkdir()
+    compare(RunConfig(), folders, tmp_path / "compare")
+    (tmp_path / "alone").mkdir()
+    copy = tmp_path / "alone" / "report.html"
+    shown = "document.title = [...document.images].map(image => image.naturalWidth > 400)"
+    text = (tmp_path / "compare" / "report.html").read_text(encoding="utf-8")
+    copy.write_text(text.replace("</html>", f"<script>onload = () => {shown}</script></html>"), encoding="utf-8")
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--virtual-time-budget=3000", "--dump-dom", f"file://{copy}"]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
+    assert "<title>true,true,true</title>" in page
+    assert page.index('Verdict: <b class="fail">fail</b>') < page.index("<img ") < page.index("<table>")
+    assert '<a href="../branch_parallel/">' in page
+    assert not re.search(r'(?:src|href)="https?:', page)
 
 
 def test_without_a_strategy_there_is_nothing_to_compare(oracle: Path, tmp_path: Path) -> None:

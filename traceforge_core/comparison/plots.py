@@ -10,7 +10,7 @@ from traceforge_core.comparison.noise import Deviations, noise_band
 from traceforge_core.comparison.parity import Parity
 from traceforge_core.training.records import StepRecord
 
-SMALLEST = 1e-16  # a difference of exactly 0 has no logarithm: drawn at float64's own resolution of 1
+SMALLEST = 1e-16  # where every difference is exactly 0: float64's own resolution of 1
 Curves = dict[str, list[StepRecord]]
 
 
@@ -25,20 +25,24 @@ def plot_margins(oracle: list[StepRecord], strategies: Curves, path: Path) -> No
 
 
 def plot_differences(strategies: dict[str, Parity], floor: Sequence[Deviations], path: Path) -> None:
-    """|difference from the oracle| of the loss and of the gradient's length, with the oracle's own noise as a band."""
+    """|difference from the oracle| of the loss and of the gradient's length, with the oracle's own noise as a band. A
+    difference of exactly 0 has no logarithm: it is drawn a little below the smallest one that is none."""
     figure, (above, below) = _axes(2, (8, 6))
     for axes, name, noise, label in (
         (above, "loss", "loss", "|loss - oracle's|"),
         (below, "norm", "norm", "gradient norm, relative"),
     ):
+        drawn = [getattr(step, name) for parity in strategies.values() for step in parity.steps]
+        drawn += [abs(value) for run in floor for value in getattr(run, noise)]
+        lowest = min((value for value in drawn if value > 0), default=3 * SMALLEST) / 3
         if floor:
             band = noise_band(floor, noise)
             steps = range(1, len(band) + 1)
             axes.fill_between(steps, [b / 30 for b in band], band, color="0.75", label="oracle against itself (RMS)")
             for run in floor:
-                axes.plot(steps, [max(abs(v), SMALLEST) for v in getattr(run, noise)[: len(band)]], ".", color="0.55")
+                axes.plot(steps, [max(abs(v), lowest) for v in getattr(run, noise)[: len(band)]], ".", color="0.55")
         for strategy, parity in strategies.items():
-            differences = [max(getattr(step, name), SMALLEST) for step in parity.steps]
+            differences = [max(getattr(step, name), lowest) for step in parity.steps]
             axes.plot([step.step for step in parity.steps], differences, marker="o", markersize=4, label=strategy)
         axes.set_yscale("log")
         axes.set_ylabel(label)
