@@ -21,7 +21,7 @@ from traceforge_core.comparison.parity import Parity, StepDifference, measure
 from traceforge_core.comparison.verdict import judge_exactly
 from traceforge_core.config import ComparisonConfig, RunConfig
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.training.records import StepRecord, append_record
+from traceforge_core.training.records import StepRecord, append_record, read_records
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WEIGHTS = {"a.lora_A.weight": torch.arange(6.0).reshape(2, 3) + 1, "a.lora_B.weight": torch.ones(3, 2)}
@@ -118,6 +118,26 @@ def test_what_lora_b_differs_by_may_show_in_the_gradient_of_a_but_not_before_the
     wrong = [replace(steps[0], direction=4e-5), steps[1]]
     verdict = judge_exactly(Parity(wrong, 1e-6, "a", 1e-6), ComparisonConfig())
     assert verdict.first is not None and (verdict.first.quantity, verdict.first.step) == ("gradient direction", 1)
+
+
+def test_an_entry_of_rounding_that_moved_its_weight_the_other_way_is_no_wrong_optimizer(tmp_path: Path) -> None:
+    folders = []
+    for name, small in (("oracle", 1e-6), ("other", -1e-6)):
+        folders.append(stage(tmp_path / name, steps=1))
+        records = read_records(folders[-1] / "metrics.jsonl")
+        (folders[-1] / "metrics.jsonl").unlink()
+        append_record(folders[-1] / "metrics.jsonl", replace(records[0], weights_sketch=[10.0] * 32))
+        save_file({"a.lora_A.weight": torch.tensor([1.0, small])}, folders[-1] / "gradients/step-00001.safetensors")
+    [step] = measure(*folders).steps
+    assert step.turned == pytest.approx(1e-3 * 2 / 10, rel=0.02)  # the rate, either way, beside weights of length 10
+
+    after = StepDifference(2, 0, 0, 0, 0, weights=1.5e-4)
+    explained = Parity([replace(step, weights=0.0), after], 1e-6, "a", 1e-6)
+    assert judge_exactly(explained, ComparisonConfig()).outcome == "pass"
+    verdict = judge_exactly(
+        replace(explained, steps=[replace(step, weights=0.0, turned=0.0), after]), ComparisonConfig()
+    )
+    assert verdict.first is not None and (verdict.first.quantity, verdict.first.step) == ("adapter", 2)
 
 
 def test_what_only_the_float32_comparison_found_decides_and_is_named(oracle: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import read_adapter, relative_difference
 from traceforge_core.training.records import StepRecord, read_records
 
+ADAM_EPSILON = 1e-8  # of torch and transformers
 MUST_START_EQUAL = ("adapter", "data order", "tokenizer")
 
 
@@ -31,10 +32,11 @@ class StepDifference:
     lengths. size: of the numbers the oracle's loss is made of (β times the larger score, or the loss itself), and so of
     its rounding. reach: |gradient|·|weights|, the most that the loss can change by for a relative change of the
     weights. weights: relative L2 distance of the adapters before this step, estimated from sketches; weights_b: of
-    their B matrices alone. workers_apart: as
-    the candidate recorded it. From saved gradients, else None: gradient, gradient_parameter: the largest relative L2
-    difference of a parameter's gradient, and whose; gradient_overall: of all together; direction, direction_parameter:
-    the same once both are scaled to unit length over all parameters, so that a wrong factor does not show here.
+    their B matrices alone. workers_apart: as the candidate recorded it. From saved gradients, else None: gradient,
+    gradient_parameter: the largest relative L2 difference of a parameter's gradient, and whose; gradient_overall: of
+    all together; direction, direction_parameter: the same once both are scaled to unit length over all parameters, so
+    that a wrong factor does not show here. turned: by how much the step may part the adapters, relative to their size,
+    only because entries of the gradients that are hardly more than rounding have another sign; 0 without gradients.
     """
 
     step: int
@@ -56,6 +58,7 @@ class StepDifference:
     gradient_overall: float | None = None
     direction: float | None = None
     direction_parameter: str | None = None
+    turned: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def measure(oracle: Path, candidate: Path) -> Parity:
             "step. Train both again with the same data and settings."
         )
     steps = [
-        _step(own, reference) | _gradients(oracle, candidate, reference.step)
+        _step(own, reference) | _gradients(oracle, candidate, reference)
         for own, reference in zip(ours, theirs, strict=True)
     ]
     overall, worst_name, worst = relative_difference(
@@ -194,19 +197,35 @@ def _sketched(own: list[float] | None, reference: list[float] | None) -> float |
     return distance(own, reference) / size if size else 0.0
 
 
-def _gradients(oracle: Path, candidate: Path, step: int) -> dict[str, Any]:
-    ours, theirs = saved_gradients(candidate, step), saved_gradients(oracle, step)
+def _gradients(oracle: Path, candidate: Path, reference: StepRecord) -> dict[str, Any]:
+    from traceforge_core.training.sketch import norm
+
+    ours, theirs = (saved_gradients(stage, reference.step) for stage in (candidate, oracle))
     if ours is None or theirs is None:
         return {}
     overall, worst_name, worst = relative_difference(ours, theirs)
     own_length, length = (
         math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values())) for gradients in (ours, theirs)
     )
-    found: dict[str, Any] = {"gradient": worst, "gradient_parameter": worst_name, "gradient_overall": overall}
+    rate, size = reference.learning_rate or 0.0, norm(reference.weights_sketch or [0.0])
+    turned = rate * math.sqrt(sum(_turned(ours[name], theirs[name]) for name in theirs)) / size if size else 0.0
+    found: dict[str, Any] = {
+        "turned": turned,
+        "gradient": worst,
+        "gradient_parameter": worst_name,
+        "gradient_overall": overall,
+    }
     if own_length and length:
         scaled = {name: gradient.double() * (length / own_length) for name, gradient in ours.items()}
         _, found["direction_parameter"], found["direction"] = relative_difference(scaled, theirs)
     return found
+
+
+def _turned(own: Any, reference: Any) -> float:
+    """How far AdamW's first steps with these gradients would be apart, squared, at a rate of 1: a step is the sign of
+    the gradient, so that an entry of rounding and nothing else moves its weight by a whole step either way."""
+    ours, theirs = (gradient.double() / (gradient.double().abs() + ADAM_EPSILON) for gradient in (own, reference))
+    return float((ours - theirs).square().sum())
 
 
 def _difference(own: float | None, reference: float | None) -> float:

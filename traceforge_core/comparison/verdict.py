@@ -121,7 +121,7 @@ class Limits:
             # as much as B is.
             gradient=tolerances.gradient_rtol + AMPLIFIED * max(inherited, step.weights_b or 0.0),
             weights=SKETCH_MARGIN * (before.next_weights if before else tolerances.adapter_rtol),
-            next_weights=tolerances.adapter_rtol + GROWTH * inherited,
+            next_weights=tolerances.adapter_rtol + GROWTH * inherited + step.turned,
         )
 
 
