@@ -53,14 +53,14 @@ def main() -> None:
     share = options.device == "cuda" and len(visible_gpus()) < 2
     runs = options.work / "runs" / note.replace("/", "_")
     for strategy in options.strategies:
-        graded = [f"{kind}:{amount:g}" for kind in GRADED for amount in AMOUNTS] if options.power else []
+        graded = [f"{kind}:{amount:g}" for kind in options.power for amount in AMOUNTS]
         wanted = [f.name for f in FAULTS.values() if strategy in f.strategies and applies(f.needs, config)] + graded
         found = rehearse(config, inputs, runs, strategy, wanted, share)
         planted = [one for one in found.detections if ":" not in one.fault]
         print_faults(strategy, planted)
         print_floor(found.floor)
         rows = {"faults": [as_row(one) for one in planted], "floor": summary(found.floor) if found.floor.runs else {}}
-        if options.power:
+        if graded:
             sizes = [one for one in found.detections if ":" in one.fault]
             print_power(strategy, sizes)
             rows["power"] = [as_row(one) for one in sizes]
@@ -116,7 +116,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4, help="optimizer steps a run; some faults need three to show")
     parser.add_argument("--noise-runs", type=int, default=8, help="bfloat16: runs of the oracle against itself")
     parser.add_argument("--seeds", type=int, default=0, help="clean runs, each with another order of the data")
-    parser.add_argument("--power", action="store_true", help="also: errors of falling size, until they are not seen")
+    parser.add_argument(
+        "--power", nargs="*", choices=GRADED, help="also: errors of falling size, of these kinds (none named: of all)"
+    )
     parser.add_argument("--strategies", type=lambda text: text.split(","), help="default: all there are")
     parser.add_argument("--out", type=Path, help="folder for the same as JSON (see detection_page.py)")
     parser.add_argument("--work", type=Path, default=Path("/tmp/traceforge-regression"), help="models and runs")
@@ -129,6 +131,7 @@ def parse_arguments() -> argparse.Namespace:
         if importlib.util.find_spec(f"traceforge_core.training.{name}") is not None
     ]
     options.strategies = options.strategies or there
+    options.power = list(GRADED) if options.power == [] else options.power or []
     return options
 
 
@@ -224,14 +227,12 @@ def print_floor(floor: Floor) -> None:
 
 
 def print_power(strategy: str, found: Sequence[Detection]) -> None:
-    """By the comparison's own statistics; what the float32 one beside it sees stands in its own columns."""
-    print(f"## {strategy}: smallest error seen\n")
-    print("| error | smallest caught | largest missed | float32 beside it: smallest caught | largest missed |")
-    print("| --- | --- | --- | --- | --- |")
+    print(f"## {strategy}: smallest error seen\n\n| error | smallest caught | largest missed |\n| --- | --- | --- |")
     for kind, make in GRADED.items():
         sizes = {float(one.fault.partition(":")[2]): one for one in found if one.fault.startswith(f"{kind}:")}
-        beside = {size: one.exact for size, one in sizes.items() if one.exact is not None}
-        cells = [*power(sizes), *power(beside)]
+        if not sizes:
+            continue
+        cells = power(sizes)
         what = (make.__doc__ or kind).split(":")[0].split("\n")[0]
         print(f"| `{kind}`: {what} | {' | '.join('-' if cell is None else f'{cell:g}' for cell in cells)} |")
     print(flush=True)
