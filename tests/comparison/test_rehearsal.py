@@ -76,6 +76,7 @@ BF16_FAULTS: dict[Kind, list[str]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # sixty trainings, on a machine that may have much else to do
 @pytest.mark.parametrize("strategy", list(BF16_FAULTS))
 def test_in_bfloat16_faults_leave_the_noise_of_the_oracle_or_are_found_in_float32_and_clean_runs_pass(
     strategy: Kind, short_bfloat16: RunConfig, inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
