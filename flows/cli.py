@@ -45,7 +45,10 @@ STEP_LINE = re.compile(r"\[\d+\] step \d+/\d+ ")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder in which runs lie.")]
-Preset = Annotated[str | None, typer.Option("--preset", help="Start from this preset (see `traceforge config`).")]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", help="Start from this preset; default: the one that --config names, else tiny-cpu."),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with what differs from the preset.")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="section.field=value, such as sft.max_steps=20. May be repeated.")
@@ -91,7 +94,7 @@ def run(
     from flows.live import at_work
     from flows.session import begin, ordered, saved_config
     from flows.summary import render, summarise
-    from traceforge_core.config import DEFAULT_PRESET, lay_over, load_config
+    from traceforge_core.config import lay_over, load_config
     from traceforge_core.runs import Run, check_runs_dir
     from traceforge_core.stages import check_paths
     from traceforge_core.training.trackers import require_trackers
@@ -99,7 +102,7 @@ def run(
     if run != "new" and preset is None and config is None:
         effective = lay_over(saved_config(Run.open(runs_dir, run)), assignments=assignments)
     else:
-        effective = load_config(preset or DEFAULT_PRESET, config, assignments)
+        effective = load_config(preset, config, assignments)
     effective = lay_over(effective)  # every field counts as given from here on
     names = ordered(None if stages is None else stages.split(","), effective)
     require_trackers(effective)
@@ -307,10 +310,11 @@ def show_config(
 ) -> None:
     """Print the effective configuration as YAML, each field with its description."""
     from flows.described import described
-    from traceforge_core.config import DEFAULT_PRESET, load_config, preset_names
+    from traceforge_core.config import DEFAULT_PRESET, load_config, preset_in, preset_names
 
-    effective = load_config(preset or DEFAULT_PRESET, config, assignments)
-    head = f"# Preset: {preset or DEFAULT_PRESET}. Presets: {', '.join(preset_names())}.\n"
+    effective = load_config(preset, config, assignments)
+    chosen = preset or preset_in(config) or DEFAULT_PRESET
+    head = f"# Preset: {chosen}. Presets: {', '.join(preset_names())}.\n"
     _answer(effective.model_dump(mode="json"), as_json, head + described(effective))
 
 
@@ -452,10 +456,10 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say before anything is loaded what a length costs (memory by part, time), and the longest that fits."""
-    from traceforge_core.config import DEFAULT_PRESET, load_config
+    from traceforge_core.config import load_config
     from traceforge_core.longcontext import planner
 
-    effective = load_config(preset or DEFAULT_PRESET, config, assignments)
+    effective = load_config(preset, config, assignments)
     name = model or effective.model.name
     figures, text = planner.plan(
         effective, model=name, prompt=prompt, completion=completion, gpu_gib=gpu_gib, host_gib=host_gib, gpus=gpus,

@@ -72,6 +72,17 @@ def test_a_wrong_value_names_the_field_and_what_is_allowed(assignment: str, expe
         assert part in str(error.value)
 
 
+def test_a_file_may_name_its_preset_and_who_starts_the_run_another(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: qwen3-8b-24gb\nsft: {max_steps: 2}\n")
+    config = load_config(file=file)
+    assert (config.model.quantization, config.sft.max_steps) == ("nf4", 2)
+    assert load_config("tiny-cpu", file).model.quantization == "none"
+    file.write_text("preset: huge\n")
+    with pytest.raises(TraceForgeError, match=r"There is no preset 'huge' \(.*mine\.yaml\)\. Presets: "):
+        load_config(file=file)
+
+
 def test_an_unknown_preset_names_the_ones_there_are() -> None:
     with pytest.raises(TraceForgeError, match="tiny-cpu"):
         load_config("huge-tpu")

@@ -126,7 +126,8 @@ def test_the_preset_comes_from_the_machine(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(module, "_gpus", lambda: cards)
     written = initialise(tmp_path / "my.yaml")
     assert (written.preset, written.reason) == ("qwen3-8b-2x80gb", "2 GPUs of at least 79 GiB")
-    assert written.command == f"traceforge run --preset qwen3-8b-2x80gb --config {tmp_path / 'my.yaml'}"
+    assert written.command == f"traceforge run --config {tmp_path / 'my.yaml'}"
+    assert load_config(file=written.path) == load_config("qwen3-8b-2x80gb"), "the file names its preset"
 
 
 def _leaves(tree: object) -> list[object]:

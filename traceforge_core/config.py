@@ -2,9 +2,10 @@
 
     config = load_config(preset="tiny-cpu", file=Path("my.yaml"), assignments=["ingest.path=~/logs"])
 
-A preset is a YAML file in `traceforge_core/presets`; a config file holds only what differs from its preset; `--set`
-assignments come last. Everything is checked here, before anything heavy starts: a wrong value fails within a second,
-with the field's name and the allowed values. Descriptions are shown in the Prefect UI and in `traceforge config`.
+A preset is a YAML file in `traceforge_core/presets`; a config file holds only what differs from its preset, which it
+may name (`preset: NAME`); `--set` assignments come last. Everything is checked here, before anything heavy starts: a
+wrong value fails within a second, with the field's name and the allowed values. Descriptions are shown in the UI and in
+`traceforge config`.
 """
 
 from __future__ import annotations
@@ -398,22 +399,28 @@ def preset_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_config(
-    preset: str = DEFAULT_PRESET, file: Path | None = None, assignments: list[str] | None = None
-) -> RunConfig:
+def load_config(preset: str | None = None, file: Path | None = None, assignments: list[str] | None = None) -> RunConfig:
     """The preset, with the file's fields laid over it, then each `section.field=value` assignment (value is YAML).
 
-    Raises TraceForgeError naming the field and what is allowed.
+    preset: None means the one that the file names (`preset: NAME`), else the default. Raises TraceForgeError naming the
+    field and what is allowed.
     """
-    if preset not in preset_names():
-        raise TraceForgeError(f"There is no preset {preset!r}. Presets: {', '.join(preset_names())}.")
-    preset_text = (resources.files("traceforge_core") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
+    upper = _read_config_file(file) if file is not None else {}
+    chosen = preset or upper.get("preset") or DEFAULT_PRESET
+    if chosen not in preset_names():
+        where = f" ({file})" if chosen != preset and file is not None else ""
+        raise TraceForgeError(f"There is no preset {chosen!r}{where}. Presets: {', '.join(preset_names())}.")
+    preset_text = (resources.files("traceforge_core") / "presets" / f"{chosen}.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = read_yaml(preset_text) or {}
-    if file is not None:
-        _lay_over(tree, _read_config_file(file))
+    _lay_over(tree, {name: value for name, value in upper.items() if name != "preset"})
     for assignment in assignments or []:
         _lay_over(tree, _parse_assignment(assignment))
     return validate_config(tree)
+
+
+def preset_in(file: Path | None) -> str | None:
+    """The preset that a config file names; None where it names none. Raises TraceForgeError where it cannot be read."""
+    return _read_config_file(file).get("preset") if file is not None else None
 
 
 def lay_over(config: RunConfig, upper: RunConfig | None = None, assignments: list[str] | None = None) -> RunConfig:

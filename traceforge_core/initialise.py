@@ -88,9 +88,9 @@ def initialise(
     if name != "tiny":
         notes.append(_look_for_model(base, name))
 
-    named = f"--preset {preset} --config {shlex.quote(str(out))}"
+    named = f"--config {shlex.quote(str(out))}"
     text = _document(base, given, preset, reason, named)
-    _save(out, text, preset)
+    _save(out, text)
     return Initialised(out, preset, reason, notes, f"traceforge run {named}")
 
 
@@ -156,7 +156,7 @@ def _document(base: RunConfig, given: dict[str, Any], preset: str, reason: str, 
         f"#     traceforge config {named}     every field, with its description and value",
         "# Lines that are commented out show what the preset has; to change a value, take the # away.",
     ]
-    return "\n".join(head) + "\n\n" + _section(base, given, "", "")
+    return "\n".join(head) + f"\n\npreset: {preset}\n" + _section(base, given, "", "")
 
 
 def _section(section: Any, given: dict[str, Any], prefix: str, indent: str) -> str:
@@ -182,13 +182,13 @@ def _yaml(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def _save(out: Path, text: str, preset: str) -> None:
+def _save(out: Path, text: str) -> None:
     """Put the text in place once it has been read back as a valid configuration."""
     scratch = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(text, encoding="utf-8")
-        load_config(preset, scratch)
+        load_config(file=scratch)
         scratch.replace(out)
     except OSError as error:
         raise TraceForgeError(f"Cannot write {out}: {error.strerror}. Name another file with --out.") from None
