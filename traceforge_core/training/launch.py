@@ -37,6 +37,7 @@ from traceforge_core.progress import FILE_NAME as PROGRESS
 from traceforge_core.scratch import scratch_folder
 from traceforge_core.stopping import StoppedByFile
 from traceforge_core.training import hosts
+from traceforge_core.training.held_gpus import free_first, held
 from traceforge_core.training.job import Job
 from traceforge_core.training.relay import Relay
 
@@ -116,13 +117,16 @@ def _torch_lacks_cuda() -> bool:
 
 
 def seats(job: Job, *, share_gpu: bool = False) -> list[str]:
-    """The GPU of each worker on this host ("" for the CPU). Raises TraceForgeError where there are too few."""
+    """The GPU of each worker on this host ("" for the CPU), those that no other run is using first.
+
+    Raises TraceForgeError where there are too few.
+    """
     count = hosts.workers_here(job)
     if job.device == "cpu":
         return [""] * count
     gpus = visible_gpus()
     if len(gpus) >= count:
-        return gpus[:count]
+        return free_first(gpus)[:count]
     if share_gpu and gpus:
         return [gpus[rank % len(gpus)] for rank in range(count)]
     raise TraceForgeError(
@@ -140,8 +144,8 @@ def launch(
     on_line: OnLine | None = None,
     room: int = 0,
 ) -> None:
-    """Run a job to its end. `on_line(rank, line)` gets every line of output; by default the log gets as many as a
-    person can read (relay.py).
+    """Run a job to its end, on GPUs that no other run of this machine then uses. `on_line(rank, line)` gets every line
+    of output; by default the log gets as many as a person can read (relay.py).
 
     Raises WorkerError naming the worker, how it ended and the last lines of its log; StoppedByFile where the job's stop
     file was there; TraceForgeError where the disk has fewer than `room` bytes left. Anything raised in here (Ctrl-C,
@@ -152,7 +156,7 @@ def launch(
     job_file = job.out_dir / "job.json"
     job.write(job_file)
     workers: list[_Worker] = []
-    with scratch_folder("launch") as scratch:
+    with held(gpus, job.stop_file), scratch_folder("launch") as scratch:
         try:
             on_line = on_line or Relay(job.out_dir / "logs")
             if job.hosts > 1:
