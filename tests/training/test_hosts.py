@@ -112,7 +112,7 @@ def test_two_hosts_train_what_one_does_and_neither_outlives_the_other(
             if "torch.distributed.run" in " ".join(process.cmdline()):
                 process.send_signal(signal.SIGKILL)
 
-    told = train_on(first, second, endless, inputs, tmp_path / "endless", at_step_2=kill_second, fails=True)
+    told = train_on(first, second, endless, inputs, tmp_path / "endless", at_first_step=kill_second, fails=True)
     assert "branch_parallel: torchrun, one of 2 hosts, ended with exit status 1" in told
     _, left = psutil.wait_procs(seen, timeout=15)
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
@@ -128,7 +128,7 @@ def train_on(
     config: RunConfig,
     inputs: dict[str, Path],
     out_dir: Path,
-    at_step_2: Callable[[subprocess.Popen[str]], None] | None = None,
+    at_first_step: Callable[[subprocess.Popen[str]], None] | None = None,
     fails: bool = False,
 ) -> str:
     """Train as two people would: one starts it, the other types what the log says. Returns what was told."""
@@ -147,9 +147,9 @@ def train_on(
                 there = second.start([sys.executable, "-m", "torch.distributed.run", *arguments])
                 assert there.stdout is not None
                 threading.Thread(target=there.stdout.read, daemon=True).start()
-            if at_step_2 and "step 2/" in line and there is not None:
-                at_step_2(there)
-                at_step_2 = None
+            if at_first_step and "step 1/" in line and there is not None:
+                at_first_step(there)
+                at_first_step = None
     assert there is not None, "".join(told)
     assert (here.returncode != 0) is fails, "".join(told)
     there.wait(timeout=60)
