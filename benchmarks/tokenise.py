@@ -56,6 +56,7 @@ def main() -> None:
         count = Corpus(folder / "ingest").count
         print(f"{count} trajectories, {characters / 1e6:.1f} MB of text, {options.workers} workers")
         best, written = measure(folder, renderer, options)
+    print()
     clock, cpu = best["tokenizers.encode_batch_fast"]
     print(f"{'':<30} {'clock s':>8} {'share':>6} {'processor s':>12} {'share':>6}  tokens written")
     for what, (seconds, used) in best.items():
@@ -87,8 +88,8 @@ def measure(
 
     ways: dict[str, Callable[[Watch], None]] = {
         "tokenizers.encode_batch_fast": partial(alone, backend.encode_batch_fast),
-        "tokenizers.encode_batch": partial(alone, backend.encode_batch),
         **{style: partial(stage, style) for style in options.styles.split(",")},
+        "tokenizers.encode_batch": partial(alone, backend.encode_batch),
     }
     best = dict.fromkeys(ways, (float("inf"), float("inf")))
     for number in range(options.repeat):
@@ -97,6 +98,7 @@ def measure(
             watch = Watch()
             way(watch)
             best[what] = min(best[what][0], watch.clock), min(best[what][1], watch.cpu)
+            print(f"{what:<30} {watch.clock:>8.1f} s by the clock {watch.cpu:>8.1f} s of processor time", flush=True)
     return best, written
 
 
