@@ -68,7 +68,7 @@ def train_all(carrier: Job, mesh: Any, beat: Callable[[str], None]) -> None:
 
     loaded = _Loaded()
     listed = json.loads((carrier.out_dir / LIST).read_text(encoding="utf-8"))
-    for entry in listed:
+    for number, entry in enumerate(listed, 1):
         job = Job.read(Path(entry["job"]))
         logger.info("Series: %s", entry["name"])
         module, _, class_name = job.trainer.partition(":")
@@ -78,7 +78,7 @@ def train_all(carrier: Job, mesh: Any, beat: Callable[[str], None]) -> None:
 
             trainer_class = vary(trainer_class, VARIANTS.get(entry["variant"], Variant()), entry["last_step"])
         try:
-            train(job, mesh, trainer_class, beat, loaded.load)
+            train(job, mesh, trainer_class, _counting(beat, number, len(listed)), loaded.load)
         except Exception as error:
             # What is found from figures that all workers have, all of them raise; else the others would wait for ever.
             if mesh.size > 1 and not isinstance(error, TraceForgeError):
@@ -88,6 +88,11 @@ def train_all(carrier: Job, mesh: Any, beat: Callable[[str], None]) -> None:
                 write_json(job.out_dir / "stopped.json", {"message": str(error)})
         loaded.put_back()
         gc.collect()
+
+
+def _counting(beat: Callable[[str], None], number: int, runs: int) -> Callable[[str], None]:
+    """Signs of life that say which run they are of."""
+    return lambda doing: beat(f"{doing} (run {number} of {runs})")
 
 
 class _Loaded:
