@@ -146,9 +146,9 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def forget_progress(folder: Path) -> None:
-    """Remove what a stage that was killed told."""
+    """Remove what a stage that was killed told, also what it was just writing."""
     for place in PLACES:
-        for file in folder.glob(place):
+        for file in (*folder.glob(place), *folder.glob(f"{place}.*.tmp")):
             file.unlink(missing_ok=True)
 
 
