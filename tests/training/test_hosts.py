@@ -22,6 +22,7 @@ from traceforge_core.config import RunConfig, load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import hash_adapter
 from traceforge_core.training import hosts, stages
+from traceforge_core.training.records import read_records
 
 REPOSITORY = Path(__file__).parents[2]
 Configure = Callable[..., RunConfig]
@@ -116,6 +117,20 @@ def test_two_hosts_train_what_one_does_and_neither_outlives_the_other(
     assert "branch_parallel: torchrun, one of 2 hosts, ended with exit status 1" in told
     _, left = psutil.wait_procs(seen, timeout=15)
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.slow
+def test_a_stop_file_ends_both_hosts_after_the_step_at_work_with_a_checkpoint(
+    two_hosts: tuple[Host, Host], inputs: dict[str, Path], configure: Configure, tmp_path: Path
+) -> None:
+    first, second = two_hosts
+    out = tmp_path / "stopped"
+    endless = configure(**on_two(first), preference__max_steps=100_000, preference__checkpoint_steps=100_000)
+    told = train_on(first, second, endless, inputs, out, at_first_step=lambda _: (out / "STOP").touch(), fails=True)
+    assert "StoppedByFile: branch_parallel: stopped, because" in told
+    [checkpoint] = (out / "checkpoints").iterdir()
+    steps = len(read_records(out / "metrics.jsonl"))
+    assert checkpoint.name == f"checkpoint-{steps}" and (checkpoint / "optimizer.pt").is_file()
 
 
 def on_two(first: Host) -> dict[str, object]:
