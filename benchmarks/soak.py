@@ -33,6 +33,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDED = ("Completed", "Failed", "Crashed", "Cancelled")
+TOO_BUSY = (408, 429, 502, 503)
 SETTLE_SECONDS = 20.0
 
 
@@ -98,7 +99,7 @@ def sample(api: str, home: Path, folder: Path, number: int) -> Sample:
     state = one_run(api, folder / "runs") if number else "Completed"
     seconds = time.monotonic() - started
     deadline = time.monotonic() + SETTLE_SECONDS
-    while len(of_site(home)) > 3 and time.monotonic() < deadline:  # the run's own process says goodbye
+    while at_work(home) and time.monotonic() < deadline:  # the run's own process says goodbye
         time.sleep(0.2)
     processes = of_site(home)
     memory, files, ports = 0.0, 0, set()
@@ -108,7 +109,7 @@ def sample(api: str, home: Path, folder: Path, number: int) -> Sample:
             files += process.num_fds()
             listening = (each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN)
             ports |= {each.laddr.port for each in listening}
-    limit = asked(httpx.get(f"{api}/v2/concurrency_limits/gpu", timeout=60))
+    limit = asked("GET", f"{api}/v2/concurrency_limits/gpu")
     temporary = len(list((folder / "tmp").iterdir()))
     slots = limit["active_slots"]
     taken = Sample(number, seconds, state, memory, len(processes), files, len(ports), temporary, slots)
@@ -118,20 +119,36 @@ def sample(api: str, home: Path, folder: Path, number: int) -> Sample:
 
 def one_run(api: str, runs_dir: Path) -> str:
     """Start the deployment `ingest` and wait for its end. Returns its state."""
-    found = asked(httpx.get(f"{api}/deployments/name/traceforge/ingest", timeout=60))
+    found = asked("GET", f"{api}/deployments/name/traceforge/ingest")
     parameters = {"run": "new", "runs_dir": str(runs_dir), "refresh": True}
     where = f"{api}/deployments/{found['id']}/create_flow_run"
-    started = asked(httpx.post(where, json={"parameters": parameters}, timeout=60))["id"]
-    while (state := asked(httpx.get(f"{api}/flow_runs/{started}", timeout=60))["state_name"]) not in ENDED:
+    started = asked("POST", where, {"parameters": parameters})["id"]
+    while (state := asked("GET", f"{api}/flow_runs/{started}")["state_name"]) not in ENDED:
         time.sleep(0.5)
     return str(state)
 
 
-def asked(answer: httpx.Response) -> Any:
-    """What the server answered. Ends the soak with its words where it refused."""
+def asked(method: str, url: str, body: Any = None) -> Any:
+    """What the server answers. Tries again where it is too busy (503), as Prefect's own client does; ends the soak with
+    the server's words where it refuses."""
+    for seconds in (1, 2, 4, 8, 16, 0):
+        answer = httpx.request(method, url, json=body, timeout=60)
+        if answer.status_code not in TOO_BUSY or not seconds:
+            break
+        print(json.dumps({"busy": answer.status_code, "url": url}), file=sys.stderr, flush=True)
+        time.sleep(seconds)
     if answer.is_error:
-        sys.exit(f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text}")
+        sys.exit(f"{method} {url}: {answer.status_code} {answer.text}")
     return answer.json()
+
+
+def at_work(home: Path) -> bool:
+    """Whether a process of a run is there still."""
+    for process in of_site(home):
+        with contextlib.suppress(psutil.Error):
+            if "prefect.engine" in process.cmdline():
+                return True
+    return False
 
 
 def of_site(home: Path) -> list[psutil.Process]:
