@@ -163,19 +163,18 @@ def site(tmp_path_factory: pytest.TempPathFactory, postgresql: str | None) -> It
 def test_a_person_fills_in_a_form_in_the_browser_and_watches_it_complete(site: Site, tmp_path: Path) -> None:
     with Browser(tmp_path) as browser:
         browser.open(f"{site.url}/deployments/deployment/{site.deployment('full-pipeline')}/run")
-        browser.wait_for("Supervised fine-tuning.")
-        form = browser.text()
         for group, description in (
             ("Ingest", "Where trajectories come from."),
             ("Model", "The model that is trained."),
             ("Preference", "SimPO, all strategies."),
             ("Comparison", "Agreement with the oracle."),
         ):
-            assert f"{group} (Optional)\n{description}" in form, "fields are grouped, and groups described"
+            browser.wait_for(f"{group} (Optional)\n{description}")  # fields are grouped, and groups described
         browser.wait_for("Folder or file with trajectories (searched recursively)")  # so are fields
-        assert "branch_parallel\nshared_prefix\n" in form, "what is allowed is there to choose from"
-        shown = browser.script("[...document.querySelectorAll('input, textarea')].map((field) => field.value)")
-        assert {"samples", "tiny", "8192", "new", "runs"} <= set(shown), "values are those of the preset"
+        browser.wait_for("auto\nbranch_parallel\nshared_prefix\n")  # what is allowed is there to choose from
+        values = "[...document.querySelectorAll('input, textarea')].map((field) => field.value)"
+        for value in ("samples", "tiny", "8192", "new", "runs"):  # those of the preset
+            browser.wait_until(f"{values}.includes({value!r})")
 
         browser.open(f"{site.url}/deployments/deployment/{site.deployment('ingest')}/run")
         browser.wait_for("new, latest, or the id of the run to go on with.")
