@@ -13,8 +13,8 @@ REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import logging, sys, time
 from pathlib import Path
-from flows import live
-from flows.cli import _log_on_stderr
+from flows.cli import live
+from flows.cli.endings import log_on_stderr
 from flows.session import Session
 from traceforge_core.progress import progress
 from traceforge_core.runs import Run
@@ -22,7 +22,7 @@ from traceforge_core.runs import Run
 live.POLL_SECONDS, live.FIRST_LINE_SECONDS, live.LINE_SECONDS = 0.05, 0.2, 0.5
 run = Run.create(Path(sys.argv[1]))
 log = logging.getLogger("traceforge_core.training.relay")
-with _log_on_stderr(), live.at_work("starting", bars="--json" not in sys.argv) as view:
+with log_on_stderr(), live.at_work("starting", bars="--json" not in sys.argv) as view:
     time.sleep(0.6)
     view.follow(run)
     session = Session(run, ["datasets"])

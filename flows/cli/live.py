@@ -115,7 +115,7 @@ def _bar() -> _Painter | None:
         return None
     from rich.console import Console
 
-    from flows.bar import Bar
+    from flows.cli.bar import Bar
 
     console = Console(stderr=True)
     return None if console.is_dumb_terminal or not console.is_terminal else Bar(console)
