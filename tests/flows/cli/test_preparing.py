@@ -23,7 +23,7 @@ def test_plan_says_what_a_length_costs_without_loading_anything(tmp_path: Path) 
         "--plot",
         str(tmp_path / "plan.png"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["strategy"] == "shared_prefix"

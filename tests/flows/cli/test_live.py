@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 PROGRAM = """
 import logging, sys, time
 from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 
 from traceforge_core.runs import Run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def call(*arguments: str) -> tuple[int, dict[str, Any]]:

@@ -20,8 +20,8 @@ from flows.session import FILE_NAME
 from traceforge_core.config import load_config, validate_config
 from traceforge_core.runs import Run
 
-REPOSITORY = Path(__file__).parents[2]
-FAKES = Path(__file__).with_name("fakes.py")
+REPOSITORY = Path(__file__).parents[3]
+FAKES = Path(__file__).parents[1] / "fakes.py"
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

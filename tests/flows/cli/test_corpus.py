@@ -13,7 +13,7 @@ from traceforge_core.config import load_config
 from traceforge_core.runs import Run
 from traceforge_core.stages import perform
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
