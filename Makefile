@@ -28,7 +28,7 @@ demo: .venv/.installed
 	@$(PY) -m flows.cli run
 
 test: .venv/.installed-dev
-	@$(PY) -m pytest -n 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
 lint: .venv/.installed-dev
 	@$(PY) -m ruff format --check .
