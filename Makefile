@@ -28,7 +28,7 @@ demo: .venv/.installed
 	@$(PY) -m flows.cli run
 
 test: .venv/.installed-dev
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed-dev
 	@$(PY) -m ruff format --check .
