@@ -155,7 +155,8 @@ def test_a_full_run_and_then_one_stage_of_it_complete_with_their_artifacts(serve
         "monitoring",
     }
     assert "data:image/png;base64," in shown["compare-report"] and "data:image/png;base64," in shown["monitoring"]
-    assert "step 2/2" in served.log(full), "lines of the training processes reach the run's log"
+    # Lines of the training processes reach the run's log, some time after they were written.
+    wait_for(lambda: "step 2/2" in served.log(full), seconds=30)
     assert set(shown) >= {"sft-progress", "oracle-progress", "branch-parallel-progress"}
     assert float(shown["sft-progress"]) == 100
     [run] = [path for path in served.runs_dir.iterdir() if (path / "config.json").is_file()]
