@@ -264,20 +264,6 @@ def test_a_server_that_does_not_answer_is_named(command: Command, tmp_path: Path
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 32 MiB."""
-    folder = tmp_path / "small disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 @pytest.mark.slow
 def test_a_disk_that_fills_up_during_a_stage_is_one_clear_message(command: Command, small_disk: Path) -> None:
     ran = command("run", "--runs-dir", str(small_disk), "--json", fakes=True, FAKE_DATASETS="fill")
