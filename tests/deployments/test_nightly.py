@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
+
+from tests.deployments.serving import serving, wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 # Enough to be a real night, little enough to wait for.
@@ -119,13 +117,6 @@ class Night:
         return found[-1]["data"]
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
-
-
 @pytest.fixture(scope="module")
 def webhook() -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
@@ -148,36 +139,10 @@ def webhook() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def night(tmp_path_factory: pytest.TempPathFactory, webhook: Receiver) -> Iterator[Night]:
-    home = tmp_path_factory.mktemp("prefect")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PREFECT_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    env |= {"PREFECT_SERVER_API_PORT": str(port), "TRACEFORGE_WEBHOOK_URL": webhook.url}
-    with subprocess.Popen(
-        [sys.executable, "-m", "deployments.serve"],
-        cwd=REPOSITORY,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            told = ""
-            for line in process.stdout:
-                told += line
-                if "prefect deployment run" in line:
-                    break
-            assert "prefect deployment run" in told, told
-            yield Night(f"http://127.0.0.1:{port}/api", env, tmp_path_factory.mktemp("runs"), webhook)
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=60)
-        finally:
-            for each in psutil.process_iter():
-                with contextlib.suppress(psutil.Error):
-                    if each.environ().get("PREFECT_HOME") == str(home) and each.pid != os.getpid():
-                        each.kill()
+    with serving(tmp_path_factory.mktemp("prefect"), TRACEFORGE_WEBHOOK_URL=webhook.url) as here:
+        yield Night(f"{here.url}/api", here.env, tmp_path_factory.mktemp("runs"), webhook)
+        here.process.send_signal(signal.SIGINT)
+        here.process.wait(timeout=60)
 
 
 def test_a_good_night_is_recorded_and_raises_no_alarm(night: Night) -> None:
@@ -225,7 +190,7 @@ def test_nights_that_were_missed_come_together_and_only_one_is_worked_on(night: 
 def test_setting_up_again_changes_nothing(night: Night) -> None:
     def automations() -> list[tuple[Any, ...]]:
         ours = [a for a in night.post("automations/filter") if a["name"].startswith("TraceForge")]
-        return sorted((a["name"], a["id"], a["trigger"]["expect"], a["actions"]) for a in ours)
+        return sorted((a["name"], a["id"], sorted(a["trigger"]["expect"]), a["actions"]) for a in ours)
 
     before = automations()
     done = subprocess.run(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +20,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from deployments.crashes import set_up_crash_detection
+from tests.deployments.serving import processes_of, serving, wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = {
@@ -88,58 +87,16 @@ class Served:
         return {each["name"]: each["state_name"] for each in found}
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
-
-
-def processes_of(home: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            ours = process.environ().get("PREFECT_HOME") == str(home)
-            if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home, port = tmp_path_factory.mktemp("prefect"), free_port()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PREFECT_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "deployments.serve"],
-        cwd=REPOSITORY,
-        env=env | {"PREFECT_SERVER_API_PORT": str(port)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            told = ""
-            assert process.stdout is not None
-            for line in process.stdout:
-                told += line
-                if "prefect deployment run traceforge/full-pipeline" in line:
-                    break
-            url = f"http://127.0.0.1:{port}/api"
-            assert f"export PREFECT_API_URL={url}" in told, told
-            yield Served(process, url, env | {"PREFECT_API_URL": url}, tmp_path_factory.mktemp("runs"))
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) == 0
-            wait_for(lambda: processes_of(home) == [], seconds=20)
-        finally:
-            for each in processes_of(home):
-                with contextlib.suppress(psutil.Error):
-                    each.kill()
+    home = tmp_path_factory.mktemp("prefect")
+    with serving(home) as here:
+        url = f"{here.url}/api"
+        assert f"export PREFECT_API_URL={url}" in here.told
+        yield Served(here.process, url, here.env | {"PREFECT_API_URL": url}, tmp_path_factory.mktemp("runs"))
+        here.process.send_signal(signal.SIGINT)
+        assert here.process.wait(timeout=60) == 0
+        wait_for(lambda: processes_of(home) == [], seconds=20)
 
 
 def test_a_full_run_and_then_one_stage_of_it_complete_with_their_artifacts(served: Served) -> None:

@@ -13,8 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import psutil
 import pytest
 
 from tests.deployments.browser import CHROMIUM, Browser
+from tests.deployments.serving import free_port, processes_of, serving, wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 PASSWORD = "planted-database-password"
@@ -63,26 +63,7 @@ class Site:
         return self.state(flow_run)
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that was started with this site's PREFECT_HOME, but not this test."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                ours = process.environ().get("PREFECT_HOME") == str(self.home)
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+        return processes_of(self.home)
 
 
 @pytest.fixture(scope="module")
@@ -129,34 +110,10 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, postgresql: str | None) -> Iterator[Site]:
-    home, port = tmp_path_factory.mktemp("prefect"), free_port()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PREFECT_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    env |= {"PREFECT_SERVER_API_PORT": str(port)}
-    if postgresql:
-        env |= {"PREFECT_SERVER_DATABASE_CONNECTION_URL": postgresql}
-    with subprocess.Popen(
-        [sys.executable, "-m", "deployments.serve"],
-        cwd=REPOSITORY,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        here = Site(process, f"http://127.0.0.1:{port}", env, home, tmp_path_factory.mktemp("runs"), postgresql)
-        try:
-            assert process.stdout is not None
-            told = ""
-            for line in process.stdout:
-                told += line
-                if "prefect deployment run" in line:
-                    break
-            assert "prefect deployment run" in told, told + (home / "server.log").read_text()[-3000:]
-            yield here
-        finally:
-            for each in here.processes():
-                with contextlib.suppress(psutil.Error):
-                    each.kill()
+    home = tmp_path_factory.mktemp("prefect")
+    database = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": postgresql} if postgresql else {}
+    with serving(home, **database) as here:
+        yield Site(here.process, here.url, here.env, home, tmp_path_factory.mktemp("runs"), postgresql)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
