@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -38,6 +39,22 @@ def work_until_stopped(folder: str, should_stop: ShouldStop) -> None:
     Path(folder, str(os.getpid())).touch()
     while not should_stop():
         time.sleep(0.02)
+
+
+def test_a_pool_that_breaks_while_a_process_is_being_started_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = ProcessPoolExecutor._spawn_process  # type: ignore[attr-defined]
+
+    def start_one_and_then_none(pool: ProcessPoolExecutor) -> None:
+        if pool._processes:
+            raise OSError("handle is closed")  # as when the first has died in the meantime
+        start(pool)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "_spawn_process", start_one_and_then_none)
+    with (
+        pytest.raises(TraceForgeError, match="Set fewer"),
+        closing(in_order(square, range(9), 2, "Set fewer.")) as found,
+    ):
+        list(found)
 
 
 def test_results_come_in_order_from_other_processes_and_jobs_are_not_handed_out_far_ahead() -> None:

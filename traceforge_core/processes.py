@@ -44,18 +44,23 @@ def in_order(
     with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(stop, os.getpid())) as pool:
         try:
             left = iter(jobs)
-            waiting: deque[Future[Result]] = deque(
-                pool.submit(_do_in_worker, do, job) for job in islice(left, AHEAD * workers)
-            )
+            waiting: deque[Future[Result]] = deque(_submit(pool, do, job) for job in islice(left, AHEAD * workers))
             while waiting:
                 result = waiting.popleft().result()
-                waiting.extend(pool.submit(_do_in_worker, do, job) for job in islice(left, 1))
+                waiting.extend(_submit(pool, do, job) for job in islice(left, 1))
                 yield result
         except BrokenProcessPool:
             raise TraceForgeError(when_one_dies) from None
         finally:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, do: Callable[[Job, ShouldStop], Result], job: Job) -> Future[Result]:
+    try:
+        return pool.submit(_do_in_worker, do, job)
+    except OSError as error:  # no process could be started; or one died while the next was, and took the pool's pipes
+        raise BrokenProcessPool(str(error)) from error
 
 
 _stop: Any = None

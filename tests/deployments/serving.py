@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psutil
 
 REPOSITORY = Path(__file__).parents[2]
@@ -60,6 +62,16 @@ def serving(home: Path, **more: str) -> Iterator[Serving]:
             for each in processes_of(home):
                 with contextlib.suppress(psutil.Error):
                     each.kill()
+
+
+def post(url: str, body: Any) -> Any:
+    """What the API answers. A server that is too busy (503) is asked again for half a minute, as Prefect's own clients
+    do."""
+    deadline = time.monotonic() + 30
+    while (answer := httpx.post(url, json=body, timeout=30)).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(1)
+    answer.raise_for_status()
+    return answer.json()
 
 
 def processes_of(home: Path) -> list[psutil.Process]:

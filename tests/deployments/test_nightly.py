@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deployments.serving import serving, wait_for
+from tests.deployments.serving import post, serving, wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 # Enough to be a real night, little enough to wait for.
@@ -50,9 +50,7 @@ class Night:
     webhook: Receiver
 
     def post(self, path: str, **body: Any) -> Any:
-        answer = httpx.post(f"{self.url}/{path}", json=body, timeout=30)
-        answer.raise_for_status()
-        return answer.json()
+        return post(f"{self.url}/{path}", body)
 
     def deployment(self) -> dict[str, Any]:
         [found] = [d for d in self.post("deployments/filter") if d["name"] == "nightly-regression"]

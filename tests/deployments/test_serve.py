@@ -20,7 +20,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from deployments.crashes import set_up_crash_detection
-from tests.deployments.serving import processes_of, serving, wait_for
+from tests.deployments.serving import post, processes_of, serving, wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = {
@@ -53,9 +53,7 @@ class Served:
         return done.stdout
 
     def post(self, path: str, **body: Any) -> Any:
-        answer = httpx.post(f"{self.url}/{path}", json=body, timeout=30)
-        answer.raise_for_status()
-        return answer.json()
+        return post(f"{self.url}/{path}", body)
 
     def start(self, deployment: str, **parameters: Any) -> str:
         """Start a run with the ordinary command, as from another shell. Returns its id."""

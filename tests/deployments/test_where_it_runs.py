@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from tests.deployments.browser import CHROMIUM, Browser
-from tests.deployments.serving import free_port, processes_of, serving, wait_for
+from tests.deployments.serving import free_port, post, processes_of, serving, wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 PASSWORD = "planted-database-password"
@@ -43,9 +43,7 @@ class Site:
     database: str | None
 
     def post(self, path: str, **body: Any) -> Any:
-        answer = httpx.post(f"{self.url}/api/{path}", json=body, timeout=30)
-        answer.raise_for_status()
-        return answer.json()
+        return post(f"{self.url}/api/{path}", body)
 
     def deployment(self, name: str) -> str:
         [found] = [each["id"] for each in self.post("deployments/filter") if each["name"] == name]
