@@ -15,12 +15,12 @@ from pathlib import Path
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.training.job import TRAINING
 
 MIB = 1 << 20
 ALWAYS = 16 * MIB  # logs, manifests, plots, the monitor's CSV files
 # Bytes written for a byte read, as measured: 1/13 to 1/16 in Parquet, and up to 5 for samples that repeat histories.
 INGEST_SHARE, DATASETS_SHARE = 1 / 16, 2
-TRAINING = frozenset({"sft", "oracle", "branch_parallel", "shared_prefix"})
 
 
 def require_room(folder: Path, needed: int, what: str, then: str = "run it again; finished stages are kept") -> None:

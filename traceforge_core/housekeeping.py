@@ -24,10 +24,10 @@ from traceforge_core.disk import in_units
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Run, list_runs
 from traceforge_core.stages import STAGES
+from traceforge_core.training.job import TRAINING
 
 DAY = 86400.0
 GOING = ".going-"  # a run on its way out has this in front of its name, and is no run any more
-TRAINED = ("sft", "oracle", "branch_parallel", "shared_prefix")
 
 Blocks = dict[tuple[int, int], tuple[int, int, int]]  # a file on disk: links to it here, links to it at all, bytes
 
@@ -72,9 +72,9 @@ def survey(runs_dir: Path) -> list[Held]:
     runs = list_runs(runs_dir)
     finished = {run.run_id: tuple(name for name in STAGES if run.result(name)) for run in runs}
     verdicts = {run.run_id: _verdict(run) for run in runs}
-    kept = {run.run_id: "a process is at work on it" for run in runs if _is_at_work(run)}
+    kept = {run.run_id: "a process is at work on it" for run in runs if run.is_at_work()}
     agreed = [run for run in runs if verdicts[run.run_id] == "pass"]
-    trained = [run for run in runs if any(name in TRAINED for name in finished[run.run_id])]
+    trained = [run for run in runs if any(name in TRAINING for name in finished[run.run_id])]
     for why, those in (
         ("the newest that agrees with the oracle", agreed),
         ("the newest with a trained model", trained),
@@ -171,13 +171,3 @@ def _verdict(run: Run) -> str | None:
     result = run.result("compare")
     verdict = result.figures.get("verdict") if result else None
     return str(verdict) if verdict is not None else None
-
-
-def _is_at_work(run: Run) -> bool:
-    try:
-        with run.lock():
-            return False
-    except TraceForgeError:
-        return True
-    except OSError:
-        return False

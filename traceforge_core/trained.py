@@ -13,8 +13,8 @@ from pathlib import Path
 from traceforge_core.config import RunConfig, validate_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Run, StageResult
+from traceforge_core.training.job import TRAINING
 
-TRAINED = ("sft", "oracle", "branch_parallel", "shared_prefix")
 BEST_FIRST = ("branch_parallel", "shared_prefix", "oracle", "sft")
 
 
@@ -54,12 +54,12 @@ def open_trained(run: Run) -> Trained:
         config = validate_config(json.loads((run.path / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise TraceForgeError(f"Cannot read the configuration of run {run.run_id}: {error}.") from None
-    found = {name: run.result(name) for name in ("model", "datasets", *TRAINED, "evaluate", "compare")}
+    found = {name: run.result(name) for name in ("model", "datasets", *TRAINING, "evaluate", "compare")}
     stages = {name: result for name, result in found.items() if result is not None}
     for needed in ("model", "datasets"):
         if needed not in stages:
             raise TraceForgeError(
                 f"Run {run.run_id} has no finished stage {needed}. Finish it with: traceforge run --run {run.run_id}"
             )
-    adapters = {name: stages[name].path / "adapter" for name in TRAINED if name in stages}
+    adapters = {name: stages[name].path / "adapter" for name in TRAINING if name in stages}
     return Trained(run, config, stages["model"].path, stages["datasets"].path, adapters, stages)

@@ -21,8 +21,7 @@ from traceforge_core.evaluation import rows
 from traceforge_core.evaluation.report import draw, render
 from traceforge_core.evaluation.worker import BASE, REQUEST, Request
 from traceforge_core.runs import write_json
-from traceforge_core.trained import TRAINED
-from traceforge_core.training.job import Job
+from traceforge_core.training.job import TRAINING, Job
 from traceforge_core.training.launch import OnLine, launch, seats
 from traceforge_core.training.stages import resolve_device
 
@@ -40,7 +39,7 @@ def evaluate(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> di
         write_json(out_dir / "evaluation.json", {"models": {}, "note": reason})
         (out_dir / "evaluation.md").write_text(f"# Evaluation\n\nNothing was evaluated: {reason}\n", encoding="utf-8")
         return {"pairs": 0, "actions": 0, "note": reason}
-    adapters = {name: inputs[name] / "adapter" for name in TRAINED if name in inputs}
+    adapters = {name: inputs[name] / "adapter" for name in TRAINING if name in inputs}
     return evaluate_adapters(config, inputs["model"], inputs["datasets"], adapters, out_dir)
 
 

@@ -17,6 +17,8 @@ from traceforge_core.runs import run_folder_of, write_json
 from traceforge_core.stopping import STOP
 
 Kind = Literal["sft", "oracle", "branch_parallel", "shared_prefix", "evaluate", "sample", "series"]
+TRAINING = ("sft", "oracle", "branch_parallel", "shared_prefix")
+"""The kinds that train and leave an adapter; stages of the same names."""
 
 
 @dataclass(frozen=True, slots=True)

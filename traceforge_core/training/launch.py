@@ -38,7 +38,7 @@ from traceforge_core.scratch import scratch_folder
 from traceforge_core.stopping import StoppedByFile
 from traceforge_core.training import hosts
 from traceforge_core.training.held_gpus import free_first, held
-from traceforge_core.training.job import Job
+from traceforge_core.training.job import TRAINING, Job
 from traceforge_core.training.relay import Relay
 
 logger = logging.getLogger(__name__)
@@ -265,7 +265,7 @@ def _watch(job: Job, workers: list[_Worker], scratch: Path, room: int) -> None:
 
 def _has_begun_training(job: Job, workers: list[_Worker], scratch: Path) -> bool:
     """Whether there is a step whose end is worth waiting for."""
-    if job.kind not in ("sft", "oracle", "branch_parallel", "shared_prefix"):
+    if job.kind not in TRAINING:
         return False
     if job.hosts > 1:  # workers that torchrun started show their signs of life elsewhere
         return (job.out_dir / "metrics.jsonl").exists()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from traceforge_core.longcontext.memory import Dimensions
 from traceforge_core.longcontext.planner import GIB, Work, estimate_work, setup_of, untiled_parts
 from traceforge_core.training.fit import dimensions, is_tiled, longest_work
-from traceforge_core.training.job import Job
+from traceforge_core.training.job import TRAINING, Job
 
 SHOWN_PARTS = 3
 
@@ -41,7 +41,7 @@ def advice(job: Job) -> tuple[str, list[str]]:
 
 def _planned(job: Job) -> tuple[Work, dict[str, float], Dimensions]:
     dims = dimensions(job.model_dir)
-    if dims is None or job.kind not in ("sft", "oracle", "branch_parallel", "shared_prefix"):
+    if dims is None or job.kind not in TRAINING:
         raise ValueError("nothing to plan")
     work = longest_work(job)
     if job.cut_to is not None and work.tokens > job.cut_to:
