@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import psutil
@@ -35,26 +35,60 @@ def refuse_three(job: int, should_stop: ShouldStop) -> int:
     return job
 
 
+class Odd(Exception):
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} in {where}")  # pickled with one argument, so it cannot be made again from its pickle
+
+
+def raise_what_cannot_be_sent(job: int, should_stop: ShouldStop) -> int:
+    raise Odd("a hole", "the fence")
+
+
 def work_until_stopped(folder: str, should_stop: ShouldStop) -> None:
     Path(folder, str(os.getpid())).touch()
     while not should_stop():
         time.sleep(0.02)
 
 
-def test_a_pool_that_breaks_while_a_process_is_being_started_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = ProcessPoolExecutor._spawn_process  # type: ignore[attr-defined]
+def pass_on(job: bytes, should_stop: ShouldStop) -> bytes:
+    return job
 
-    def start_one_and_then_none(pool: ProcessPoolExecutor) -> None:
-        if pool._processes:
-            raise OSError("handle is closed")  # as when the first has died in the meantime
-        start(pool)
 
-    monkeypatch.setattr(ProcessPoolExecutor, "_spawn_process", start_one_and_then_none)
+def die_on_import(job: int, should_stop: ShouldStop) -> int:
+    return job
+
+
+if os.environ.get("TEST_DIE_ON_IMPORT_UNLESS", str(os.getpid())) != str(os.getpid()):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_that_die_before_they_have_begun_are_an_error_with_the_callers_advice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TEST_DIE_ON_IMPORT_UNLESS", str(os.getpid()))
     with (
-        pytest.raises(TraceForgeError, match="Set fewer"),
+        pytest.raises(TraceForgeError, match=r"^Set fewer\.$"),
+        closing(in_order(die_on_import, range(9), 2, "Set fewer.")) as found,
+    ):
+        list(found)
+
+
+def test_where_no_process_can_be_started_the_callers_advice_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(process: SpawnProcess) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(SpawnProcess, "start", refuse)
+    with (
+        pytest.raises(TraceForgeError, match=r"^Set fewer\.$"),
         closing(in_order(square, range(9), 2, "Set fewer.")) as found,
     ):
         list(found)
+
+
+def test_large_jobs_and_large_results_cross_each_other() -> None:
+    jobs = [bytes([number]) * (8 << 20) for number in range(6)]  # far more than a pipe holds, both ways at once
+    with closing(in_order(pass_on, jobs, 2, "")) as results:
+        assert list(results) == jobs
 
 
 def test_results_come_in_order_from_other_processes_and_jobs_are_not_handed_out_far_ahead() -> None:
@@ -86,6 +120,11 @@ def test_a_process_that_dies_is_an_error_with_the_callers_advice_and_one_raised_
         closing(in_order(refuse_three, range(9), 2, "")) as r,
     ):
         list(r)
+
+
+def test_an_error_that_cannot_be_sent_is_told_in_words() -> None:
+    with pytest.raises(RuntimeError, match="Odd: a hole in the fence"):
+        list(in_order(raise_what_cannot_be_sent, range(9), 2, ""))
 
 
 def test_whoever_takes_only_the_first_result_waits_for_no_more(tmp_path: Path) -> None:
