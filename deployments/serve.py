@@ -114,7 +114,7 @@ def _child(name: str, arguments: list[str], env: Mapping[str, str], home: Path) 
     """A Prefect process in a session of its own, so that Ctrl-C reaches only this program, which ends it in order."""
     with (home / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "traceforge_core.bound", str(os.getpid()), "-m", "prefect", *arguments],
+            [sys.executable, "-m", "traceforge_core.processes.bound", str(os.getpid()), "-m", "prefect", *arguments],
             cwd=CHECKOUT,
             env=dict(env),
             stdin=subprocess.DEVNULL,

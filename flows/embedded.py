@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from traceforge_core.bound import end_with
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.processes.bound import end_with
 
 START_SECONDS = 120.0
 QUIET = {

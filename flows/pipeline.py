@@ -46,8 +46,8 @@ from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.monitoring.host import descendants
 from traceforge_core.runs import Run, StageResult
+from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.stages import STAGES, check_paths
-from traceforge_core.stopping import StoppedByFile
 from traceforge_core.training.trackers import require_trackers
 from traceforge_core.trajectories.ingest import refuse_nothing_read
 

@@ -21,7 +21,7 @@ from prefect.artifacts import create_progress_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from traceforge_core.progress import Progress, read_progress
+from traceforge_core.runs.progress import Progress, read_progress
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0

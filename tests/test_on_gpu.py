@@ -79,7 +79,7 @@ def test_base_and_tuned_model_write_on_the_gpu(
 def test_an_export_in_bf16_gives_the_adapters_logits(
     tiny_model_dir: Path, tiny_datasets_dir: Path, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from traceforge_core.export import export
+    from traceforge_core.export.merge import export
 
     adapter = make_adapter(scale=0.3)
     figures = export(

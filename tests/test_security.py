@@ -174,7 +174,7 @@ def test_a_run_that_is_moved_to_another_place_is_read_and_gone_on_with_there(don
         assert ran.returncode == 0, ran.stderr
         stages = {stage["stage"]: stage for stage in json.loads(ran.stdout)["stages"]}
         assert all(stages[name]["reused"] for name in STAGES_DONE), "nothing is done again because it was moved"
-        from traceforge_core.trained import open_trained
+        from traceforge_core.export.trained import open_trained
 
         trained = open_trained(run)
         assert trained.model_dir.is_relative_to(moved.resolve())

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.config import RunConfig
-from traceforge_core.disk import require_room, stage_bytes
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Figures, Inputs, Run, StageResult, fingerprint_tree, run_stage
+from traceforge_core.runs.disk import require_room, stage_bytes
 
 StageFunction = Callable[..., Figures]
 

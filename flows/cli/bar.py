@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from traceforge_core.progress import Progress as Told
+from traceforge_core.runs.progress import Progress as Told
 
 
 class Bar:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Protocol
 
 from flows.session import last_session
-from traceforge_core.progress import Progress, read_progress, span
 from traceforge_core.runs import Run
+from traceforge_core.runs.progress import Progress, read_progress, span
 from traceforge_core.stages import STAGES
 
 POLL_SECONDS = 0.5

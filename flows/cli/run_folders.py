@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.disk import in_units
-from traceforge_core.housekeeping import on_disk, plan_pruning, prune, survey
 from traceforge_core.runs import Run
-from traceforge_core.side_by_side import differences
+from traceforge_core.runs.disk import in_units
+from traceforge_core.runs.housekeeping import on_disk, plan_pruning, prune, survey
+from traceforge_core.runs.side_by_side import differences
 
 Answer = tuple[dict[str, Any], str]
 WIDTH = 28

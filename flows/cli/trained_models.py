@@ -32,9 +32,9 @@ def evaluate_adapters(
     from traceforge_core.config import lay_over
     from traceforge_core.evaluation.evaluate import evaluate_adapters as evaluate
     from traceforge_core.evaluation.evaluate import named_adapters
+    from traceforge_core.export.trained import open_trained
+    from traceforge_core.processes.scratch import scratch_folder
     from traceforge_core.runs import Run
-    from traceforge_core.scratch import scratch_folder
-    from traceforge_core.trained import open_trained
 
     strange = out is not None and out.exists() and not (out / "evaluation.json").is_file()
     if out is not None and strange and (not out.is_dir() or any(out.iterdir())):
@@ -62,8 +62,8 @@ def predict(
     from flows.cli.live import at_work
     from traceforge_core.evaluation.predict import predict as predict_actions
     from traceforge_core.evaluation.predict import render
+    from traceforge_core.export.trained import open_trained
     from traceforge_core.runs import Run
-    from traceforge_core.trained import open_trained
 
     trained = open_trained(Run.open(runs_dir, run, having=TRAINED))
     with at_work("writing next actions", bars=not as_json):
@@ -87,7 +87,7 @@ def export(
 ) -> None:
     """Merge a trained adapter into its base, check its logits, and save it for transformers and vLLM."""
     from flows.cli.live import at_work
-    from traceforge_core.export import DTYPES, export_run
+    from traceforge_core.export.merge import DTYPES, export_run
     from traceforge_core.runs import Run
 
     if dtype not in (None, *DTYPES):

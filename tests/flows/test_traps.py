@@ -120,8 +120,8 @@ def test_documented_commands_do_not_watch_which_hangs_where_a_client_has_a_serve
 def test_other_code_and_other_libraries_are_other_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect's own key knows of a task's source only, not of what it calls."""
     before = stage_key("sft", {}, Inputs())
-    monkeypatch.setattr("traceforge_core.runs.source_hash", lambda: "other code")
+    monkeypatch.setattr("traceforge_core.runs.stage.source_hash", lambda: "other code")
     other_code = stage_key("sft", {}, Inputs())
     monkeypatch.undo()
-    monkeypatch.setattr("traceforge_core.runs.installed_versions", lambda: installed_versions() | {"torch": "0"})
+    monkeypatch.setattr("traceforge_core.runs.stage.installed_versions", lambda: installed_versions() | {"torch": "0"})
     assert len({before, other_code, stage_key("sft", {}, Inputs())}) == 3

@@ -13,7 +13,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from tasks import showing
 from tasks.showing import progress_shown
-from traceforge_core.progress import progress
+from traceforge_core.runs.progress import progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 

@@ -18,7 +18,7 @@ import pytest
 
 from traceforge_core.config import RunConfig
 from traceforge_core.modeling.adapters import hash_adapter
-from traceforge_core.stopping import StoppedByFile
+from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.training import stages
 from traceforge_core.training.job import Job
 from traceforge_core.training.launch import WorkerError

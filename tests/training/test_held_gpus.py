@@ -14,7 +14,7 @@ import pytest
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.stopping import StoppedByFile
+from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.training import held_gpus, launch, stages
 from traceforge_core.training.held_gpus import free_first, held
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from traceforge_core.config import RunConfig
-from traceforge_core.disk import (
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs.disk import (
     ALWAYS,
     adapter_bytes,
     checkpoint_bytes,
@@ -19,7 +20,6 @@ from traceforge_core.disk import (
     stage_bytes,
     tree_bytes,
 )
-from traceforge_core.errors import TraceForgeError
 from traceforge_core.training import stages
 
 Configure = Callable[..., RunConfig]

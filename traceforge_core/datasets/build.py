@@ -38,7 +38,7 @@ from traceforge_core.datasets.sft_jobs import SampleJob, plan, samples_of
 from traceforge_core.datasets.splits import Side, split_cases
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
-from traceforge_core.progress import ProgressFile, progress
+from traceforge_core.runs.progress import ProgressFile, progress
 
 log = logging.getLogger(__name__)
 SIDES: tuple[Side, Side] = ("train", "held_out")

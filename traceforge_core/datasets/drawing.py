@@ -14,7 +14,7 @@ from typing import Any
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.scratch import scratch_folder
+from traceforge_core.processes.scratch import scratch_folder
 from traceforge_core.training.job import Job
 from traceforge_core.training.launch import launch, seats
 from traceforge_core.training.stages import resolve_device

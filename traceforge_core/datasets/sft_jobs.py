@@ -28,7 +28,7 @@ from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.parquet import SFT_SCHEMA, RowWriter
 from traceforge_core.datasets.sft import VERIFY_EVERY, SftSample, sft_samples
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
-from traceforge_core.processes import ShouldStop, in_order
+from traceforge_core.processes.in_order import ShouldStop, in_order
 
 JOB_CHARACTERS = 16 << 20
 WORTH_WORKERS = 32 << 20

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.scratch import scratch_folder
+from traceforge_core.processes.scratch import scratch_folder
 
 Answer = tuple[str, dict[str, Any]]
 SDPA_TOLERANCE = {"bfloat16": 3e-2, "float32": 1e-4}  # relative L2 against the plain formula in float32

@@ -16,7 +16,7 @@ from typing import Any
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.scratch import scratch_folder
+from traceforge_core.processes.scratch import scratch_folder
 
 HISTORY_LINES = 12
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.stopping import StoppedByFile
+from traceforge_core.runs.stopping import StoppedByFile
 
 logger = logging.getLogger(__name__)
 FOLDER = "traceforge-gpus"

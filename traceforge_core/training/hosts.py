@@ -39,7 +39,7 @@ def on_other_hosts(job: Job, job_file: Path) -> list[str]:
 
 def here(job: Job, job_file: Path) -> list[str]:
     """The command that starts torchrun on this host. It ends with this process, and its workers with it."""
-    bound = [sys.executable, "-P", "-m", "traceforge_core.bound", str(os.getpid())]
+    bound = [sys.executable, "-P", "-m", "traceforge_core.processes.bound", str(os.getpid())]
     return [*bound, "-m", "torch.distributed.run", *_arguments(job, job_file, 0)]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from traceforge_core.config import PreferenceConfig, RunConfig, SftConfig, validate_config
 from traceforge_core.runs import run_folder_of, write_json
-from traceforge_core.stopping import STOP
+from traceforge_core.runs.stopping import STOP
 
 Kind = Literal["sft", "oracle", "branch_parallel", "shared_prefix", "evaluate", "sample", "series"]
 TRAINING = ("sft", "oracle", "branch_parallel", "shared_prefix")

@@ -31,11 +31,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from traceforge_core.disk import require_room
 from traceforge_core.errors import TraceForgeError, page
-from traceforge_core.progress import FILE_NAME as PROGRESS
-from traceforge_core.scratch import scratch_folder
-from traceforge_core.stopping import StoppedByFile
+from traceforge_core.processes.scratch import scratch_folder
+from traceforge_core.runs.disk import require_room
+from traceforge_core.runs.progress import FILE_NAME as PROGRESS
+from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.training import hosts
 from traceforge_core.training.held_gpus import free_first, held
 from traceforge_core.training.job import TRAINING, Job

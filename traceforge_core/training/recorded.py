@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import save_file
 
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.progress import span
-from traceforge_core.stopping import StoppedByFile
+from traceforge_core.runs.progress import span
+from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.training.records import StepRecord, append_record
 
 logger = logging.getLogger(__name__)

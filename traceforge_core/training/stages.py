@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.cards import write_adapter_card
 from traceforge_core.config import ModelConfig, RunConfig
-from traceforge_core.disk import ALWAYS, adapter_bytes, checkpoint_bytes
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.export.model_card import write_adapter_card
+from traceforge_core.runs.disk import ALWAYS, adapter_bytes, checkpoint_bytes
 from traceforge_core.training.fit import require_fit
 from traceforge_core.training.job import Job, Kind
 from traceforge_core.training.launch import OnLine, launch, seats, visible_gpus

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from traceforge_core.bound import end_with
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.progress import FILE_NAME, ProgressFile
-from traceforge_core.stopping import StoppedByFile
+from traceforge_core.processes.bound import end_with
+from traceforge_core.runs.progress import FILE_NAME, ProgressFile
+from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.training.job import Job
 from traceforge_core.training.known_errors import explain
 from traceforge_core.training.launch import STOPPED_STATUS

@@ -24,8 +24,8 @@ import orjson
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.progress import progress
 from traceforge_core.runs import write_json
+from traceforge_core.runs.progress import progress
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.parsing import DATA_SUFFIXES
 from traceforge_core.trajectories.reading import split

@@ -21,9 +21,9 @@ from typing import Any
 
 import orjson
 
-from traceforge_core.processes import in_order
-from traceforge_core.progress import ProgressFile
+from traceforge_core.processes.in_order import in_order
 from traceforge_core.runs import write_json
+from traceforge_core.runs.progress import ProgressFile
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.coverage import Comparison, compare
 from traceforge_core.trajectories.model import Trajectory

@@ -16,7 +16,7 @@ from pathlib import Path
 from flows.cli import live
 from flows.cli.endings import log_on_stderr
 from flows.session import Session
-from traceforge_core.progress import progress
+from traceforge_core.runs.progress import progress
 from traceforge_core.runs import Run
 
 live.POLL_SECONDS, live.FIRST_LINE_SECONDS, live.LINE_SECONDS = 0.05, 0.2, 0.5

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 PARENT = """
     import os, subprocess, sys
     child = subprocess.Popen(
-        [sys.executable, "-m", "traceforge_core.bound", str(os.getpid()), "-c", "import time; time.sleep(600)"],
+        [sys.executable, "-m", "traceforge_core.processes.bound", str(os.getpid()), "-c"]
+        + ["import time; time.sleep(600)"],
         start_new_session=True,
     )
     print(child.pid, flush=True)
@@ -30,7 +31,7 @@ def test_a_bound_process_dies_with_a_parent_that_is_killed() -> None:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         deadline = time.monotonic() + 20
-        while "traceforge_core.bound" in child.cmdline():  # until it has become the program that it was given
+        while "traceforge_core.processes.bound" in child.cmdline():  # until it has become the program that it was given
             assert time.monotonic() < deadline
             time.sleep(0.02)
         parent.kill()
@@ -40,6 +41,6 @@ def test_a_bound_process_dies_with_a_parent_that_is_killed() -> None:
 
 def test_a_process_whose_parent_is_gone_already_does_not_start() -> None:
     someone_else = os.getppid()
-    command = [sys.executable, "-m", "traceforge_core.bound", str(someone_else), "-c", "print('at work')"]
+    command = [sys.executable, "-m", "traceforge_core.processes.bound", str(someone_else), "-c", "print('at work')"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == ""

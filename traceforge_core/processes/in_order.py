@@ -27,8 +27,8 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
-from traceforge_core.bound import end_with
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.processes.bound import end_with
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.processes import AHEAD, ShouldStop, in_order
+from traceforge_core.processes.in_order import AHEAD, ShouldStop, in_order
 
 
 def square(job: int, should_stop: ShouldStop) -> tuple[int, int]:
@@ -144,7 +144,7 @@ def test_whoever_takes_only_the_first_result_waits_for_no_more(tmp_path: Path) -
 def test_no_worker_is_left_behind(how: signal.Signals, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "from test_processes import in_order, work_until_stopped\n"
+        "from test_in_order import in_order, work_until_stopped\n"
         "if __name__ == '__main__':\n"
         f"    list(in_order(work_until_stopped, [{str(tmp_path)!r}] * 9, 2, ''))\n"
     )

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from traceforge_core.config import RunConfig
+from traceforge_core.export.vllm_layout import LORA_RANKS
 from traceforge_core.runs import installed_versions, read_figures
-from traceforge_core.serving import LORA_RANKS
 
 METHODS = {
     "sft": "supervised fine-tuning with TRL's SFTTrainer",

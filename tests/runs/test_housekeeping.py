@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.housekeeping import freed, on_disk, plan_pruning, prune, survey
 from traceforge_core.runs import Inputs, Run, list_runs, run_stage
-from traceforge_core.side_by_side import differences
+from traceforge_core.runs.housekeeping import freed, on_disk, plan_pruning, prune, survey
+from traceforge_core.runs.side_by_side import differences
 
 SIZE = 1 << 20
 

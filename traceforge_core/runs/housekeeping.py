@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.disk import in_units
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Run, list_runs
+from traceforge_core.runs.disk import in_units
 from traceforge_core.stages import STAGES
 from traceforge_core.training.job import TRAINING
 

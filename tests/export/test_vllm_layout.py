@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from traceforge_core import export as export_module
 from traceforge_core.config import load_config
-from traceforge_core.export import export
-from traceforge_core.serving import adapter_problems, model_problems
+from traceforge_core.export import merge as export_module
+from traceforge_core.export.merge import export
+from traceforge_core.export.vllm_layout import adapter_problems, model_problems
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from traceforge_core import export as export_module
 from traceforge_core.config import load_config
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.export import export, export_run
+from traceforge_core.export import merge as export_module
+from traceforge_core.export.merge import export, export_run
 from traceforge_core.runs import Run
 
 PROMPT = torch.tensor([[5, 300, 20, 41, 7, 90, 11]])
@@ -157,7 +157,7 @@ def test_too_little_space_for_the_weights_is_said_before_any_is_written(
     tiny_model_dir: Path, make_adapter: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     little = shutil.disk_usage(tmp_path)._replace(free=100_000)
-    monkeypatch.setattr("traceforge_core.disk.shutil.disk_usage", lambda folder: little)
+    monkeypatch.setattr("traceforge_core.runs.disk.shutil.disk_usage", lambda folder: little)
     with pytest.raises(TraceForgeError, match=r"the exported model needs about 806.0 KiB.*name another --out"):
         export(load_config(), tiny_model_dir, make_adapter(), tmp_path / "exported")
     assert list(tmp_path.iterdir()) == []
@@ -194,7 +194,7 @@ def test_the_stage_can_be_named_and_one_that_is_not_there_lists_those_that_are(
 def test_an_adapter_card_names_its_base_on_the_hub(
     tiny_datasets_dir: Path, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from traceforge_core.cards import write_adapter_card
+    from traceforge_core.export.model_card import write_adapter_card
 
     model = {"name": "Qwen/Qwen3-8B", "weights": "Qwen/Qwen3-8B"}
     (tmp_path / "model.json").write_text(json.dumps(model), encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 
 from traceforge_core.config import load_config
 from traceforge_core.datasets import build
-from traceforge_core.progress import FILE_NAME, Progress, ProgressFile, forget_progress, progress, read_progress
+from traceforge_core.runs.progress import FILE_NAME, Progress, ProgressFile, forget_progress, progress, read_progress
 from traceforge_core.trajectories import ingest, shards
 
 
@@ -85,7 +85,7 @@ def test_ingest_and_datasets_tell_what_they_do_while_they_do_it(
 ) -> None:
     monkeypatch.setattr(ingest, "SHARD_BYTES", 50_000)  # several shards, of several files each
     monkeypatch.setattr(shards, "SHARD_BYTES", 50_000)
-    monkeypatch.setattr("traceforge_core.progress.WRITE_SECONDS", 0.0)
+    monkeypatch.setattr("traceforge_core.runs.progress.WRITE_SECONDS", 0.0)
     config = load_config(assignments=["ingest.workers=1"])
 
     out = tmp_path / "ingest"

@@ -1,7 +1,7 @@
 """A process that never outlives the one that started it, however that one ends (Linux).
 
-    python -m traceforge_core.bound PARENT_PID -m prefect server start     # any Python program, from its parent
-    end_with(parent_pid)                                                   # in a program's own main()
+    python -m traceforge_core.processes.bound PARENT_PID -m prefect server start   # any Python program, by its parent
+    end_with(parent_pid)                                                                  # in a program's own main()
 
 The kernel watches the *thread* that started the process, so start it from one that lives long enough.
 """

@@ -22,13 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from traceforge_core.cards import write_card
 from traceforge_core.config import RunConfig
-from traceforge_core.disk import require_room
 from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.export.model_card import write_card
+from traceforge_core.export.trained import open_trained
+from traceforge_core.export.vllm_layout import model_problems
 from traceforge_core.runs import Run, disk_is_full, share_files, write_json
-from traceforge_core.serving import model_problems
-from traceforge_core.trained import open_trained
+from traceforge_core.runs.disk import require_room
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from traceforge_core.scratch import LOCK, remove_left_behind, scratch_folder
+from traceforge_core.processes.scratch import LOCK, remove_left_behind, scratch_folder
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 HOLD = """
 import time
-from traceforge_core.scratch import scratch_folder
+from traceforge_core.processes.scratch import scratch_folder
 with scratch_folder("test") as folder:
     (folder / "large.bin").write_bytes(bytes(100))
     print(folder, flush=True)

@@ -1,0 +1,196 @@
+"""A run's folder: made, opened, locked, and what of it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs.files import disk_is_full, write_json
+from traceforge_core.runs.stopping import STOP
+
+Figures = dict[str, Any]
+
+# What reading a JSON file raises that this library did not write, or that something tore or changed.
+NOT_OURS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """A finished stage. `figures` are the numbers worth showing; `seconds` is what the work took when it was done.
+
+    `reused` is True where this call did no work because a result with the same key was there.
+    """
+
+    stage: str
+    path: Path
+    key: str
+    figures: Figures
+    seconds: float
+    reused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run folder."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @classmethod
+    def create(cls, runs_dir: Path, run_id: str | None = None) -> Run:
+        """A new, empty run; the id defaults to the time, made unique. Raises TraceForgeError if that cannot be."""
+        name = run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name == "latest":
+            raise TraceForgeError(
+                f"{name!r} cannot name a run: use letters, digits, '.', '_' and '-' (and not 'latest')."
+            )
+        for attempt in range(1000):
+            path = runs_dir / (name if attempt == 0 else f"{name}-{attempt}")
+            try:
+                path.mkdir(parents=True)
+                return cls(path.resolve())
+            except FileExistsError:
+                if run_id is not None:
+                    raise TraceForgeError(
+                        f"The run {run_id} is already there ({path}). Continue it with --run {run_id}."
+                    ) from None
+            except OSError as error:
+                raise TraceForgeError(
+                    f"Cannot make the run folder {path}: {error.strerror}. Choose another place with --runs-dir."
+                ) from None
+        raise TraceForgeError(f"No free run id for {name} in {runs_dir}.")
+
+    @classmethod
+    def open(cls, runs_dir: Path, run_id: str = "latest", having: Sequence[str] = ()) -> Run:
+        """The run with that id; for "latest" the newest that has the stages `having`, or the newest where none has.
+
+        Raises TraceForgeError naming the runs that are there.
+        """
+        runs = list_runs(runs_dir)
+        if not runs:
+            raise TraceForgeError(
+                f"There are no runs in {runs_dir}. Start one with `traceforge run`, or name --runs-dir."
+            )
+        if run_id == "latest":
+            whole = (run for run in reversed(runs) if all(run.result(stage) for stage in having))
+            return next(whole, runs[-1])
+        for run in runs:
+            if run.run_id == run_id:
+                return run
+        known = ", ".join(run.run_id for run in runs[-10:])
+        raise TraceForgeError(f"There is no run {run_id!r} in {runs_dir}. Newest runs: {known}.")
+
+    def stage_dir(self, stage: str) -> Path:
+        return self.path / stage
+
+    def partial_dir(self, stage: str) -> Path:
+        return self.path / ".partial" / stage
+
+    @property
+    def stop_file(self) -> Path:
+        """Make a file of this name, and whoever works on the run stops (stopping.py)."""
+        return self.path / STOP
+
+    def is_at_work(self) -> bool:
+        """Whether a process works on this run."""
+        try:
+            with self.lock():
+                return False
+        except TraceForgeError:
+            return True
+        except OSError:  # a run on a read-only disk: nobody can be at work there
+            return False
+
+    def result(self, stage: str) -> StageResult | None:
+        """The finished stage, or None where it is not there, or an output is missing or of another size."""
+        folder = self.stage_dir(stage)
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            for name, output in manifest["outputs"].items():
+                if (folder / name).stat().st_size != output["bytes"]:
+                    return None
+            figures, seconds = dict(manifest["figures"]), float(manifest["seconds"])
+            return StageResult(stage, folder, str(manifest["key"]), figures, seconds)
+        except NOT_OURS:
+            return None
+
+    def failure(self, stage: str) -> str | None:
+        """Why the last attempt at this stage failed, or None."""
+        try:
+            failure = json.loads((self.partial_dir(stage) / "failure.json").read_text(encoding="utf-8"))
+            return str(failure["message"])
+        except NOT_OURS:
+            return None
+
+    def save_config(self, config: Mapping[str, Any]) -> None:
+        write_json(self.path / "config.json", config)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for this process. Raises TraceForgeError where another process has it."""
+        with (self.path / ".lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise TraceForgeError(
+                    f"The run {self.run_id} is being worked on by process {file.read() or '?'}. "
+                    "Wait for it, or start a new run."
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+
+def check_runs_dir(runs_dir: Path) -> None:
+    """Try whether a run could be made there; nothing is left behind. Raises TraceForgeError where it could not."""
+    there = next(folder for folder in (runs_dir, *runs_dir.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=there):
+            pass
+    except OSError as error:
+        if disk_is_full(error):
+            raise
+        raise TraceForgeError(
+            f"Cannot write to the folder of runs {runs_dir}: {error.strerror}. Choose another place with --runs-dir."
+        ) from None
+
+
+def run_folder_of(out_dir: Path) -> Path:
+    """`runs/X` for whatever works below `runs/X/.partial`; elsewhere that folder itself."""
+    for folder in out_dir.parents:
+        if folder.name == ".partial":
+            return folder.parent
+    return out_dir
+
+
+def list_runs(runs_dir: Path) -> list[Run]:
+    """Every run in the folder, oldest first."""
+    if not runs_dir.is_dir():
+        return []
+    folders = (path for path in runs_dir.iterdir() if not path.name.startswith("."))
+    runs = [Run(path.resolve()) for path in folders if (path / "config.json").is_file()]
+    return sorted(runs, key=lambda run: (run.path.joinpath("config.json").stat().st_mtime, run.run_id))
+
+
+def read_figures(stage_dir: Path) -> Figures:
+    """The figures in a finished stage's manifest; empty where there is no manifest."""
+    try:
+        content: Figures = json.loads((stage_dir / "manifest.json").read_text(encoding="utf-8"))["figures"]
+        return content
+    except (OSError, ValueError, KeyError):
+        return {}

@@ -1,0 +1,150 @@
+"""One stage's work, done unless its result is there, and committed whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.runs.files import disk_is_full, hash_files, share_files, write_json
+from traceforge_core.runs.folder import Figures, Run, StageResult, list_runs
+from traceforge_core.runs.progress import forget_progress
+from traceforge_core.runs.versions import device_name, installed_versions, source_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a stage works from: finished stages by name. `outside` are hashes of things outside the run, by name."""
+
+    stages: Mapping[str, StageResult] = field(default_factory=dict)
+    outside: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_stage(
+    run: Run,
+    stage: str,
+    config: Mapping[str, Any],
+    inputs: Inputs,
+    work: Callable[[Path], Figures],
+    *,
+    refresh: bool = False,
+    resumable: bool = False,
+) -> StageResult:
+    """Do a stage's work unless a result with the same key is there, and commit it whole.
+
+    `work` gets an empty folder to fill and returns the figures. A `resumable` stage finds its folder as its last failed
+    attempt with the same key left it. `refresh` does the work again whatever is there. Whatever `work` raises passes
+    through, after its message has been kept in `failure.json`; a full disk becomes a TraceForgeError.
+    """
+    key = stage_key(stage, config, inputs)
+    if not refresh and (found := _find_result(run, stage, key)):
+        return found
+
+    partial = run.partial_dir(stage)
+    if not (resumable and not refresh and _partial_key(partial) == key):
+        shutil.rmtree(partial, ignore_errors=True)
+    started = datetime.now(UTC)
+    clock = time.monotonic()
+    seconds = 0.0
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        (partial / "failure.json").unlink(missing_ok=True)
+        forget_progress(partial)
+        (partial / "key").write_text(key, encoding="utf-8")
+        figures = work(partial)
+        (partial / "key").unlink()
+        forget_progress(partial)
+        seconds = round(time.monotonic() - clock, 3)
+        share_files(partial)
+        manifest = {
+            "stage": stage,
+            "key": key,
+            "config": config,
+            "inputs": {name: {"key": result.key} for name, result in inputs.stages.items()} | dict(inputs.outside),
+            "outputs": hash_files(partial),
+            "figures": figures,
+            "versions": installed_versions(),
+            "device": device_name(),
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": seconds,
+        }
+        write_json(partial / "manifest.json", manifest)
+    except BaseException as error:
+        _keep_failure(partial, error)
+        if disk_is_full(error):
+            raise TraceForgeError(
+                f"The disk is full: stage {stage} could not write to {partial}. Free some space (old runs lie in "
+                f"{run.path.parent}) and run it again; finished stages are kept. {page('disk-full')}"
+            ) from error
+        raise
+    final = run.stage_dir(stage)
+    if final.exists():
+        shutil.rmtree(final)
+    partial.rename(final)
+    return StageResult(stage, final, key, json.loads(json.dumps(figures)), seconds)
+
+
+def stage_key(stage: str, config: Mapping[str, Any], inputs: Inputs) -> str:
+    """The hash that decides whether two results are the same: stage, config, inputs' keys, this library's source."""
+    parts = {
+        "stage": stage,
+        "config": config,
+        "inputs": {name: result.key for name, result in inputs.stages.items()},
+        "outside": dict(inputs.outside),
+        "source": source_hash(),
+        "versions": installed_versions(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _find_result(run: Run, stage: str, key: str) -> StageResult | None:
+    own = run.result(stage)
+    if own and own.key == key:
+        return StageResult(stage, own.path, key, own.figures, own.seconds, reused=True)
+    for other in reversed(list_runs(run.path.parent)):
+        there = other.result(stage) if other.path != run.path else None
+        if there and there.key == key:
+            _link_tree(there.path, run, stage)
+            return StageResult(stage, run.stage_dir(stage), key, there.figures, there.seconds, reused=True)
+    return None
+
+
+def _link_tree(source: Path, run: Run, stage: str) -> None:
+    """Bring another run's finished stage into this one: hard links where the file system has them, else copies."""
+
+    def link(src: str, dst: str) -> None:
+        try:
+            os.link(src, dst)
+        except OSError:
+            shutil.copy2(src, dst)
+
+    partial = run.partial_dir(stage)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, partial, copy_function=link)
+    final = run.stage_dir(stage)
+    if final.exists():
+        shutil.rmtree(final)
+    partial.rename(final)
+
+
+def _partial_key(partial: Path) -> str | None:
+    try:
+        return (partial / "key").read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+def _keep_failure(partial: Path, error: BaseException) -> None:
+    message = str(error) or type(error).__name__
+    with contextlib.suppress(OSError):  # the disk may be full; the error itself still reaches the caller
+        write_json(partial / "failure.json", {"error": type(error).__name__, "message": message})
