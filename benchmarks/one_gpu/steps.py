@@ -1,4 +1,4 @@
-"""One forward and backward of a branch or a pair: in tiles, behind a shared prefix, or in plain transformers and peft."""
+"""One forward and backward of a branch or pair: in tiles, behind a shared prefix, or in plain transformers and peft."""
 
 from __future__ import annotations
 
