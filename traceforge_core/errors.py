@@ -13,6 +13,10 @@ class TraceForgeError(Exception):
 
 
 def page(name: str) -> str:
-    """A sentence that points to the page on one kind of error: in docs/errors of a checkout, or as the wheel has it."""
+    """A sentence that points to the page on one kind of error: as the wheel has it, or in docs/errors of the checkout.
+
+    The path is relative only where it leads to the page from the current folder.
+    """
     shipped = Path(__file__).with_name("error_pages") / f"{name}.md"
-    return f"See {shipped if shipped.is_file() else f'docs/errors/{name}.md'}."
+    found = shipped if shipped.is_file() else Path(__file__).parents[1] / "docs" / "errors" / f"{name}.md"
+    return f"See {found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found}."

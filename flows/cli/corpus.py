@@ -9,15 +9,18 @@ from typing import Annotated
 import typer
 
 from flows.cli.answers import Unfinished, answer
-from flows.cli.options import AsJson, RunsDir
+from flows.cli.options import AnyRun, AsJson, RunsDir
 from traceforge_core.errors import TraceForgeError
 
 
 def ingest(
-    path: Annotated[str, typer.Argument(help="Folder or file with trajectories, or `samples`.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to; an earlier ingest there is replaced.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder or file with trajectories, or `samples`.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder to write to; an earlier ingest there is replaced.")
+    ],
     outcomes: Annotated[
-        list[str] | None, typer.Option("--outcomes", help="More outcome files, or folders of them. May be repeated.")
+        list[str] | None,
+        typer.Option("--outcomes", metavar="PATH", help="More outcome files, or folders of them. May be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,12 +59,13 @@ def ingest(
 
 
 def data(
-    run: Annotated[str, typer.Argument(help="A run's id, or latest.")] = "latest",
-    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("data.html"),
+    run: AnyRun = "latest",
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The HTML file to write.")] = Path("data.html"),
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Show what a run's data is made of, and write a page that shows samples as the model sees them."""
+    from flows.cli.live import at_work
     from flows.cli.terminal import as_text
     from traceforge_core.datasets.page import write_data_page
     from traceforge_core.runs import Run
@@ -73,7 +77,8 @@ def data(
             f"Run {found.run_id} has no finished stage datasets. Finish it with: traceforge run --run {found.run_id} "
             "--stages ingest,model,datasets"
         )
-    page = write_data_page(found.path, out)
+    with at_work("writing the page", bars=not as_json):
+        page = write_data_page(found.path, out)
     report = (datasets.path / "report.md").read_text(encoding="utf-8")
     answer(
         {"path": str(page.resolve()), "datasets": datasets.figures},

@@ -8,19 +8,27 @@ from typing import Annotated
 import typer
 
 from flows.cli.answers import answer
-from flows.cli.options import AsJson, Assignments, ConfigFile, Preset, RunsDir
+from flows.cli.options import AsJson, Assignments, ConfigFile, Preset, RunsDir, known_presets
 
 
 def init(
-    out: Annotated[Path, typer.Option("--out", help="The YAML file to write.")] = Path("traceforge.yaml"),
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The YAML file to write.")] = Path(
+        "traceforge.yaml"
+    ),
     data: Annotated[
-        str, typer.Option("--data", help="Folder or file with your trajectories, or `samples`.")
+        str, typer.Option("--data", metavar="PATH", help="Folder or file with your trajectories, or `samples`.")
     ] = "samples",
     model: Annotated[
-        str | None, typer.Option("--model", help="A folder, a hub id, or tiny; default: the preset's.")
+        str | None, typer.Option("--model", metavar="MODEL", help="A folder, a hub id, or tiny; default: the preset's.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", help="Lie over this preset; default: what suits this machine.")
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            autocompletion=known_presets,
+            help="Lie over this preset; default: what suits this machine.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
     as_json: AsJson = False,
@@ -74,14 +82,24 @@ def doctor(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
 
 
 def plan(
-    model: Annotated[str | None, typer.Argument(help="Folder, config.json or hub id; default: model.name.")] = None,
-    prompt: Annotated[int, typer.Option("--prompt", min=1, help="Tokens of the prompt.")] = 77_824,
-    completion: Annotated[int, typer.Option("--completion", min=1, help="Tokens of a completion.")] = 4_096,
-    gpu_gib: Annotated[float, typer.Option("--gpu-gib", help="Memory of one GPU.")] = 24,
-    host_gib: Annotated[float | None, typer.Option("--host-gib", help="Host memory that may be pinned.")] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many GPUs.")] = 2,
-    device: Annotated[str, typer.Option("--device", help="GPU whose measured rates give the time.")] = "H200",
-    plot: Annotated[Path | None, typer.Option("--plot", help="Write length against memory to this PNG.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Folder, config.json or hub id; default: model.name.")
+    ] = None,
+    prompt: Annotated[int, typer.Option("--prompt", min=1, metavar="TOKENS", help="Tokens of the prompt.")] = 77_824,
+    completion: Annotated[
+        int, typer.Option("--completion", min=1, metavar="TOKENS", help="Tokens of a completion.")
+    ] = 4_096,
+    gpu_gib: Annotated[float, typer.Option("--gpu-gib", metavar="GIB", help="Memory of one GPU.")] = 24,
+    host_gib: Annotated[
+        float | None, typer.Option("--host-gib", metavar="GIB", help="Host memory that may be pinned.")
+    ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, metavar="COUNT", help="How many GPUs.")] = 2,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="GPU whose measured rates give the time.")
+    ] = "H200",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Write length against memory to this PNG.")
+    ] = None,
     preset: Preset = None,
     config: ConfigFile = None,
     assignments: Assignments = None,

@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.answers import Stopped, Unfinished, answer, tell
 from flows.cli.endings import unexpected
-from flows.cli.options import AsJson, Assignments, ConfigFile, Preset, RunsDir
+from flows.cli.options import AnyRun, AsJson, Assignments, ConfigFile, Preset, RunsDir, known_runs, known_stages
 from traceforge_core.errors import TraceForgeError
 
 
@@ -18,9 +18,19 @@ def run(
     config: ConfigFile = None,
     assignments: Assignments = None,
     stages: Annotated[
-        str | None, typer.Option(help="Only these, separated by commas (see `traceforge stages`).")
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            autocompletion=known_stages,
+            help="Only these, separated by commas (see `traceforge stages`).",
+        ),
     ] = None,
-    run: Annotated[str, typer.Option("--run", help="new, latest, or the id of a run to go on with.")] = "new",
+    run: Annotated[
+        str,
+        typer.Option(
+            "--run", metavar="RUN", autocompletion=known_runs, help="new, latest, or the id of a run to go on with."
+        ),
+    ] = "new",
     runs_dir: RunsDir = Path("runs"),
     refresh: Annotated[bool, typer.Option("--refresh", help="Do the work again even where a result is there.")] = False,
     as_json: AsJson = False,
@@ -82,7 +92,7 @@ def _unfinished(error: Exception | Stopped, run: Any) -> Unfinished:
 
 
 def show(
-    run: Annotated[str, typer.Argument(help="A run's id, or latest.")] = "latest",
+    run: AnyRun = "latest",
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -96,14 +106,19 @@ def show(
 
 def runs(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Two runs or more: say where they differ.")
+        list[str] | None,
+        typer.Argument(metavar="RUN", autocompletion=known_runs, help="Two runs or more: say where they differ."),
     ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Say which runs may go; with --yes, remove them.")] = False,
     older_than: Annotated[
-        float | None, typer.Option("--older-than", min=0, help="Prune runs last used more days ago than this.")
+        float | None,
+        typer.Option("--older-than", min=0, metavar="DAYS", help="Prune runs last used more days ago than this."),
     ] = None,
     total_gib: Annotated[
-        float | None, typer.Option("--total-gib", min=0, help="Prune the oldest until all runs take no more than this.")
+        float | None,
+        typer.Option(
+            "--total-gib", min=0, metavar="GIB", help="Prune the oldest until all runs take no more than this."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Really remove what --prune names.")] = False,
     runs_dir: RunsDir = Path("runs"),
@@ -129,7 +144,7 @@ def runs(
 
 
 def stop(
-    run: Annotated[str, typer.Argument(help="A run's id, or latest.")] = "latest",
+    run: AnyRun = "latest",
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:

@@ -8,20 +8,23 @@ from typing import Annotated
 import typer
 
 from flows.cli.answers import answer
-from flows.cli.options import TRAINED, AsJson, Assignments, RunsDir
+from flows.cli.options import TRAINED, AnyRun, AsJson, Assignments, RunsDir
 from traceforge_core.errors import TraceForgeError
 
 
 def evaluate_adapters(
-    run: Annotated[str, typer.Argument(help="The run whose model is evaluated: its id, or latest.")] = "latest",
+    run: AnyRun = "latest",
     adapters: Annotated[
         list[str] | None,
-        typer.Option("--adapter", help="DIR or NAME=DIR of an adapter; default: all of the run. May be repeated."),
+        typer.Option("--adapter", metavar="[NAME=]DIR", help="An adapter; default: all of the run. May be repeated."),
     ] = None,
     datasets: Annotated[
-        Path | None, typer.Option("--datasets", help="A datasets folder with held-out rows; default: the run's.")
+        Path | None,
+        typer.Option("--datasets", metavar="DIR", help="A datasets folder with held-out rows; default: the run's."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Keep report and plot in this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keep report and plot in this folder.")
+    ] = None,
     assignments: Assignments = None,
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
@@ -52,9 +55,9 @@ def evaluate_adapters(
 
 
 def predict(
-    run: Annotated[str, typer.Argument(help="A run's id, or latest.")] = "latest",
-    sample: Annotated[int, typer.Option("--sample", min=1, help="How many held-out histories.")] = 1,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Longest action, in tokens.")] = 128,
+    run: AnyRun = "latest",
+    sample: Annotated[int, typer.Option("--sample", min=1, metavar="COUNT", help="How many held-out histories.")] = 1,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, metavar="COUNT", help="Longest action, in tokens.")] = 128,
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -74,13 +77,21 @@ def predict(
 
 
 def export(
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to; an earlier export there is replaced.")],
-    run: Annotated[str, typer.Argument(help="A run's id, or latest.")] = "latest",
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder to write to; an earlier export there is replaced.")
+    ],
+    run: AnyRun = "latest",
     stage: Annotated[
-        str | None, typer.Option("--stage", help="Whose adapter: sft, oracle, ...; default: the last kind of training.")
+        str | None,
+        typer.Option(
+            "--stage", metavar="STAGE", help="Whose adapter: sft, oracle, ...; default: the last kind of training."
+        ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="bfloat16 or float32; default: what the run's model is computed in.")
+        str | None,
+        typer.Option(
+            "--dtype", metavar="DTYPE", help="bfloat16 or float32; default: what the run's model is computed in."
+        ),
     ] = None,
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,

@@ -192,7 +192,7 @@ def _locked() -> Finding:
         return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.0f} MiB"
 
     # CUDA pins memory through its driver, which on most systems does not count here: the trial `pinned memory` decides.
-    what = f"{shown(soft)} (may be raised to {shown(hard)})"
+    what = shown(soft) + (f" (may be raised to {shown(hard)})" if hard != soft else "")
     figures = {"soft_bytes": soft, "hard_bytes": hard}
     return Finding("locked-memory limit", "ok" if soft == resource.RLIM_INFINITY else "note", what, "", figures)
 

@@ -35,6 +35,9 @@ the usual 0.02 no logit could pass about 1 and an adapter, which leaves the head
 
 def build_tiny(folder: Path) -> None:
     """Write config, weights, generation config and tokenizer into `folder`, in the ordinary Hugging Face layout."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # one file of a megabyte
     tokenizer = tiny_tokenizer()
     tiny_model(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -252,7 +252,8 @@ def train(
         beat=beat,
         stop_file=job.stop_file,
     )
-    beat("waiting for the other workers to have loaded the model")
+    if job.workers > 1:
+        beat("waiting for the other workers to have loaded the model")
     mesh.broadcast(trainer.trained_parameters())
     start = fingerprints(trainer, job)
     require_agreement(mesh, start, job)

@@ -139,8 +139,10 @@ def _train(job: Job, seat: Seat) -> None:
     logging.getLogger("transformers.training_args").setLevel(logging.ERROR)
     from traceforge_core.training.mesh import join_mesh
 
-    seat.beat("waiting for the other workers to start")
+    if job.workers > 1:
+        seat.beat("waiting for the other workers to start")
     mesh = join_mesh(job, seat.rank, seat.scratch)
+    seat.beat("starting")
     module, _, name = job.trainer.partition(":")
     trainer_class = getattr(import_module(module), name)
     if job.kind in ("evaluate", "sample"):

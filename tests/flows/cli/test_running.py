@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,38 @@ def test_help_answers_in_under_a_second(command: Command) -> None:
         assert result.returncode == 0
     assert all(name in result.stdout for name in ("run", "ingest", "show", "config", "stages"))
     assert min(seconds) < 1.0
+
+
+def test_the_list_of_commands_fits_a_narrow_terminal_with_nothing_cut_off(command: Command) -> None:
+    lines = command("--help", COLUMNS="60").stdout.splitlines()
+    listed = lines[lines.index("Commands:") + 1 :]
+    assert len(listed) == 14 and all(len(line) <= 60 and line.endswith(".") for line in listed)
+    assert not any(line.endswith("...") for line in listed)
+
+
+def test_the_version_is_told(command: Command) -> None:
+    assert command("--version").stdout == f"traceforge {version('traceforge-core')}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("ru", ["run", "runs"]),
+        ("run --preset qwen3-8b-1x2", ["qwen3-8b-1x24gb"]),
+        ("run --stages ingest,mo", ["ingest,model"]),
+        ("show ", ["latest", "20260102-000000", "20260101-000000"]),
+        ("show 20260101", ["20260101-000000"]),
+    ],
+)
+def test_the_tab_key_offers_commands_presets_stages_and_runs(
+    command: Command, tmp_path: Path, typed: str, offered: list[str]
+) -> None:
+    for name in ("20260101-000000", "20260102-000000"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").write_text("{}")
+    position = len(typed.split()) + typed.endswith(" ")
+    asked = {"_TRACEFORGE_COMPLETE": "complete_bash", "COMP_WORDS": f"traceforge {typed}", "COMP_CWORD": str(position)}
+    assert command(**asked).stdout.split() == offered
 
 
 def test_the_printed_configuration_can_be_given_back(command: Command, tmp_path: Path) -> None:
