@@ -24,6 +24,7 @@ KEY_FIGURES = {
     "compare": ("verdict",),
 }
 FEW_PAIRS = 20
+SIDE_BY_SIDE = 90
 TRAINING_FIGURES = ("steps", "first_loss", "last_loss", "tokens", "seconds_per_step", "peak_memory_mib")
 
 
@@ -91,8 +92,11 @@ def key_figures(name: str, figures: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in shown.items())
 
 
-def render(summary: Mapping[str, Any]) -> str:
-    """The summary as text: a line or two a stage, then the datasets' sizes and the verdict with its numbers."""
+def render(summary: Mapping[str, Any], width: int = 118) -> str:
+    """The summary as text: a line or two a stage, then the datasets' sizes and the verdict with its numbers.
+
+    In fewer than 90 columns a stage's figures stand below its name instead of beside it.
+    """
     lines = [f"Run {summary['run_id']} in {summary['path']}", ""]
     for stage in summary["stages"]:
         if stage["status"] == "not_run":
@@ -102,17 +106,27 @@ def render(summary: Mapping[str, Any]) -> str:
         head = f"  {stage['stage']:<16} {state:<12} {time:>9}   "
         why = textwrap.shorten(stage.get("message", ""), 160, placeholder=" ...")
         figures = why or key_figures(stage["stage"], stage["figures"])
-        lines += textwrap.wrap(figures, 118, initial_indent=head, subsequent_indent=" " * len(head)) or [head.rstrip()]
+        margin = " " * (len(head) if width >= SIDE_BY_SIDE else 6)
+        beside = textwrap.wrap(figures, width, initial_indent=margin, subsequent_indent=margin) or [margin]
+        if width >= SIDE_BY_SIDE:
+            lines += [(head + beside[0].removeprefix(margin)).rstrip(), *beside[1:]]
+        else:
+            lines += [head.rstrip(), *(line for line in beside if line.strip())]
         if stage["path"]:
-            lines.append(" " * len(head) + f"files: {stage['stage']}/")
+            lines.append(f"{margin}files: {stage['stage']}/")
     lines.append("")
     by_stage: dict[str, dict[str, Any]] = {stage["stage"]: stage["figures"] or {} for stage in summary["stages"]}
-    lines += _data_lines(by_stage["datasets"])
+    words = _data_lines(by_stage["datasets"])
     if by_stage["model"].get("name") == "tiny" and by_stage["evaluate"]:
-        lines.append("The tiny model starts from nothing: its figures show that everything runs, not how good it gets.")
-    lines += _verdict_lines(summary)
+        words.append("The tiny model starts from nothing: its figures show that everything runs, not how good it gets.")
+    lines += [line for sentence in words for line in textwrap.wrap(sentence, width)]
+    lines += _verdict_lines(summary, width)
     if summary["parity"]:
-        lines += ["", f"Report: {summary['path']}/compare/report.html", "Next: traceforge predict, traceforge export"]
+        lines += [
+            "",
+            f"Report: {summary['path']}/compare/report.html",
+            "Next: traceforge predict; traceforge export --out my-model",
+        ]
     return "\n".join(lines)
 
 
@@ -134,7 +148,7 @@ def _data_lines(datasets: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _verdict_lines(summary: Mapping[str, Any]) -> list[str]:
+def _verdict_lines(summary: Mapping[str, Any], width: int) -> list[str]:
     parity = summary["parity"]
     if not parity:
         return []
@@ -145,7 +159,7 @@ def _verdict_lines(summary: Mapping[str, Any]) -> list[str]:
             rest = {key: value for key, value in numbers.items() if key != "verdict" and _is_shown(value)}
             told = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in rest.items())
             lines += textwrap.wrap(
-                f"{name}: {numbers['verdict']}; {told}", 118, initial_indent="  ", subsequent_indent="    "
+                f"{name}: {numbers['verdict']}; {told}", width, initial_indent="  ", subsequent_indent="    "
             )
     return lines
 

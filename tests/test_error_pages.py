@@ -47,7 +47,7 @@ def test_every_link_of_the_code_has_its_page_and_every_page_a_link() -> None:
 def test_settings_that_pages_name_are_there() -> None:
     """A cure that names a field which does not exist is worse than none."""
     fields = flatten(load_config().model_dump())
-    sections = "ingest|model|datasets|sft|preference|comparison|evaluation|monitoring"
+    sections = "|".join(type(load_config()).model_fields)
     for path in PAGES.glob("*.md"):
         for name in re.findall(rf"\b((?:{sections})\.[a-z_]+(?:\.[a-z_0-9]+)*)\b", path.read_text(encoding="utf-8")):
             assert name in fields, f"{path.name} names {name}"

@@ -71,12 +71,13 @@ def doctor(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     Exit status 1 where something will not work.
     """
     from flows.cli.live import at_work
+    from flows.cli.terminal import columns
     from traceforge_core.doctor.examine import examine
     from traceforge_core.doctor.report import render
 
     with at_work("looking this machine over", bars=not as_json):
         checkup = examine(runs_dir)
-    answer(checkup.to_json(), as_json, render(checkup))
+    answer(checkup.to_json(), as_json, render(checkup, columns()))
     if checkup.problems:
         raise typer.Exit(1)
 

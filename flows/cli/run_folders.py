@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.cli.terminal import columns
 from traceforge_core.runs import Run
 from traceforge_core.runs.disk import in_units
 from traceforge_core.runs.housekeeping import on_disk, plan_pruning, prune, survey
@@ -38,10 +39,13 @@ def compared(runs_dir: Path, run_ids: Sequence[str]) -> Answer:
     if not table:
         return {"differences": {}}, "They differ in nothing: configuration, versions and figures are the same."
     names = [run.run_id for run in runs]
-    width = max(len(name) for name in table)
+    room = max(0, columns() - (WIDTH + 1) * len(names))
+    width = min(max(len(name) for name in table), room)
     lines = [" ".join([f"{'':<{width}}", *(f"{name:>{WIDTH}}" for name in names)])]
     for name, values in table.items():
-        lines.append(" ".join([f"{name:<{width}}", *(f"{_short(values[each]):>{WIDTH}}" for each in names)]))
+        lines += [name] if len(name) > width else []  # a long one has a line of its own
+        head = "" if len(name) > width else name
+        lines.append(" ".join([f"{head:<{width}}", *(f"{_short(values[each]):>{WIDTH}}" for each in names)]))
     return {"differences": table}, "\n".join(lines)
 
 

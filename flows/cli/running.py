@@ -10,6 +10,7 @@ import typer
 from flows.cli.answers import Stopped, Unfinished, answer, tell
 from flows.cli.endings import unexpected
 from flows.cli.options import AnyRun, AsJson, Assignments, ConfigFile, Preset, RunsDir, known_runs, known_stages
+from flows.cli.terminal import columns
 from traceforge_core.errors import TraceForgeError
 
 
@@ -72,7 +73,7 @@ def run(
             raise
         raise _unfinished(error, here) from error
     summary = summarise(here)
-    answer(summary, as_json, render(summary))
+    answer(summary, as_json, render(summary, columns()))
 
 
 def _unfinished(error: Exception | Stopped, run: Any) -> Unfinished:
@@ -88,7 +89,7 @@ def _unfinished(error: Exception | Stopped, run: Any) -> Unfinished:
         message, status = unexpected(error, run.path), 1
     summary = summarise(run)
     told_below = [stage | {"message": ""} if stage.get("message") == message else stage for stage in summary["stages"]]
-    return Unfinished(message, status, summary, f"\n{render(summary | {'stages': told_below})}\n")
+    return Unfinished(message, status, summary, f"\n{render(summary | {'stages': told_below}, columns())}\n")
 
 
 def show(
@@ -101,7 +102,7 @@ def show(
     from traceforge_core.runs import Run
 
     summary = summarise(Run.open(runs_dir, run))
-    answer(summary, as_json, render(summary))
+    answer(summary, as_json, render(summary, columns()))
 
 
 def runs(

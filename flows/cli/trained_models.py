@@ -63,6 +63,7 @@ def predict(
 ) -> None:
     """Show what base and tuned models would do next on held-out histories, beside what was recorded."""
     from flows.cli.live import at_work
+    from flows.cli.terminal import columns
     from traceforge_core.evaluation.predict import predict as predict_actions
     from traceforge_core.evaluation.predict import render
     from traceforge_core.export.trained import open_trained
@@ -73,7 +74,7 @@ def predict(
         answers = predict_actions(
             trained.config, trained.model_dir, trained.datasets, trained.adapters, sample=sample, new_tokens=tokens
         )
-    answer({"predictions": answers}, as_json, render(answers))
+    answer({"predictions": answers}, as_json, render(answers, columns()))
 
 
 def export(

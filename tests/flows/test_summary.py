@@ -52,6 +52,17 @@ def test_figures_of_the_datasets_and_the_verdict_are_lifted_out(run: Run) -> Non
     assert f"{run.path}/compare/report.html" in text
 
 
+@pytest.mark.parametrize("width", [60, 118])
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_left_out(run: Run, width: int) -> None:
+    dropped = {"too long": 55, "over max_samples": 3, "recovery: refers to what the prompt does not show": 27}
+    make(run, "datasets", {"sft_samples": 12, "pairs_by_miner": {"outcome": 3, "recovery": 20}, "dropped": dropped})
+    make(run, "compare", {"verdict": "pass", "branch_parallel": {"verdict": "pass", "max_loss_difference": 3e-8}})
+    whole, narrow = (render(summarise(run), each) for each in (1000, width))
+    paths = [line for line in narrow.splitlines() if str(run.path) in line]
+    assert all(len(line) <= width for line in narrow.splitlines() if line not in paths)
+    assert narrow.split() == whole.split()
+
+
 def test_thin_data_says_what_it_was_lost_to(run: Run) -> None:
     dropped = {"too long": 55, "over max_samples": 3, "rare": 1, "no words": 2}
     make(run, "datasets", {"sft_samples": 5, "pairs_by_miner": {}, "dropped": dropped, "pairs_held_out": 1})

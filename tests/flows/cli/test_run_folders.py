@@ -57,6 +57,12 @@ def test_pruning_says_what_it_would_do_and_does_it_only_when_told_yes(runs_dir: 
     assert sorted(path.name for path in runs_dir.iterdir()) == ["third"]
 
 
+def test_side_by_side_fits_the_terminal(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    lines = ask("first", "third", "--runs-dir", str(runs_dir)).splitlines()
+    assert all(len(line) <= 70 for line in lines)
+
+
 def test_two_runs_are_laid_side_by_side(runs_dir: Path) -> None:
     told = ask("first", "latest", "--runs-dir", str(runs_dir))
     assert "config.sft.seed" in told and "50" in told and "third" in told
