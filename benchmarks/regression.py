@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
-import math
 import shutil
 import sys
 import time
@@ -27,9 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.random_weights import SHAPES, built_model, write_pairs  # noqa: E402
+from traceforge_core.comparison.detection import CLEAN, Detection  # noqa: E402
 from traceforge_core.comparison.faults.registry import FAULTS, GRADED  # noqa: E402
 from traceforge_core.comparison.noise_floor import Floor, summary  # noqa: E402
-from traceforge_core.comparison.rehearsal import CLEAN, Detection, clean_runs, rehearse  # noqa: E402
+from traceforge_core.comparison.rehearsal import clean_runs, rehearse  # noqa: E402
 from traceforge_core.config import RunConfig, load_config  # noqa: E402
 from traceforge_core.errors import TraceForgeError  # noqa: E402
 from traceforge_core.runs import Run, installed_versions, write_json  # noqa: E402
@@ -59,11 +59,11 @@ def main() -> None:
         planted = [one for one in found.detections if ":" not in one.fault]
         print_faults(strategy, planted)
         print_floor(found.floor)
-        rows = {"faults": [as_row(one) for one in planted], "floor": summary(found.floor) if found.floor.runs else {}}
+        rows = {"faults": [one.as_dict() for one in planted], "floor": summary(found.floor) if found.floor.runs else {}}
         if graded:
             sizes = [one for one in found.detections if ":" in one.fault]
             print_power(strategy, sizes)
-            rows["power"] = [as_row(one) for one in sizes]
+            rows["power"] = [one.as_dict() for one in sizes]
         told["strategies"][strategy] = rows
         write(told, options.out)
     if options.seeds:
@@ -92,13 +92,6 @@ def setting(options: argparse.Namespace, config: RunConfig) -> dict[str, Any]:
     }
 
 
-def as_row(one: Detection) -> dict[str, Any]:
-    """A detection as plain data; its own part and the float32 comparison's beside it."""
-    row = {"fault": one.fault, "outcome": one.outcome, "points_at": one.pointed_at, "step": one.step}
-    row |= {"statistic": one.statistic if math.isfinite(one.statistic) else None, "reason": one.reason}
-    return row | ({"exact": as_row(one.exact)} if one.exact is not None else {})
-
-
 def write(told: dict[str, Any], out: Path | None) -> None:
     """One file a model and precision, after every strategy."""
     if out is not None:
@@ -114,6 +107,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=2048, help="tokens a branch of the random pairs of a built model")
     parser.add_argument("--cut-to", type=int, help="longest branch of other pairs; default: whole pairs")
     parser.add_argument("--steps", type=int, default=4, help="optimizer steps a run; some faults need three to show")
+    parser.add_argument("--accumulation", type=int, help="pairs a step and worker; default: the preset's")
     parser.add_argument("--noise-runs", type=int, default=8, help="bfloat16: runs of the oracle against itself")
     parser.add_argument("--seeds", type=int, default=0, help="clean runs, each with another order of the data")
     parser.add_argument(
@@ -153,7 +147,11 @@ def configuration(options: argparse.Namespace) -> RunConfig:
         changes |= {"comparison.oracle_max_length": options.cut_to, "comparison.oracle_steps": options.steps}
     if options.model != "preset" and not built:
         changes |= {"model.name": str(Path(options.model).expanduser().resolve()), "preference.learning_rate": 1e-4}
-        changes |= {"sft.learning_rate": 1e-4, "model.chat_template": "chatml"}
+        # The adapter that preference training starts from: little of it, and from short samples.
+        changes |= {"sft.learning_rate": 1e-4, "sft.max_steps": 4, "datasets.sft.max_length": 2048}
+        changes |= {"datasets.sft.max_samples": 8, "model.chat_template": "chatml"}
+    if options.accumulation:
+        changes["preference.gradient_accumulation"] = options.accumulation
     if built:
         # Random weights give gradients of any size: clip all of them, so that clipping too early shows.
         changes |= {"preference.gradient_accumulation": 1, "preference.max_grad_norm": 1e-3}

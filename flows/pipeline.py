@@ -27,7 +27,7 @@ from pydantic import BeforeValidator, Field
 from flows.gpus import gpus_held, gpus_needed
 from flows.leftover import mark_crashed
 from flows.session import Session, begin, last_session, ordered
-from flows.summary import key_figures, summarise
+from flows.summary import key_figures, summarise, why_not
 from tasks.assets import with_lineage
 from tasks.branch_parallel import branch_parallel
 from tasks.compare import compare
@@ -40,6 +40,7 @@ from tasks.monitor import monitor
 from tasks.noise_floor import noise_floor
 from tasks.oracle import oracle
 from tasks.performing import logs_to
+from tasks.planted_faults import planted_faults
 from tasks.sft import sft
 from tasks.shared_prefix import shared_prefix
 from traceforge_core.config import RunConfig
@@ -62,11 +63,14 @@ STAGE_TASKS: dict[str, MaterializingTask[..., State[StageResult]]] = {
     "branch_parallel": branch_parallel,
     "shared_prefix": shared_prefix,
     "noise_floor": noise_floor,
+    "planted_faults": planted_faults,
     "evaluate": evaluate,
     "compare": compare,
 }
 # Stages that work in child processes, on GPUs where there are some; the monitor runs beside them.
-IN_WORKERS = frozenset({"sft", "oracle", "branch_parallel", "shared_prefix", "noise_floor", "evaluate"})
+IN_WORKERS = frozenset(
+    {"sft", "oracle", "branch_parallel", "shared_prefix", "noise_floor", "planted_faults", "evaluate"}
+)
 MONITOR_END_SECONDS = 30.0
 
 StageName = Annotated[
@@ -79,6 +83,7 @@ StageName = Annotated[
         "branch_parallel",
         "shared_prefix",
         "noise_floor",
+        "planted_faults",
         "evaluate",
         "compare",
     ],
@@ -90,7 +95,7 @@ HistoryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_l
 
 
 class ParityFailed(TraceForgeError):
-    """A strategy does not agree with the oracle. Its report is published already."""
+    """The comparison's verdict is no pass. Its report is published already."""
 
 
 @flow(name="traceforge", persist_result=False)
@@ -147,7 +152,7 @@ def _traceforge(
     summary = summarise(here)
     if "compare" in names and summary["parity"]["verdict"] != "pass":
         raise ParityFailed(
-            f"Run {here.run_id}: a strategy does not agree with the oracle. The report says where and by how much: "
+            f"Run {here.run_id}: {why_not(summary['parity'])}. The report says where and by how much: "
             f"{here.stage_dir('compare') / 'report.md'}" + "".join(f"\n{sentence}" for sentence in changed)
         )
     return summary

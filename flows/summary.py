@@ -20,6 +20,7 @@ KEY_FIGURES = {
     "model": ("name", "architecture", "parameters", "vocabulary", "chat_template"),
     "datasets": ("sft_samples", "sft_held_out", "pairs", "pairs_held_out", "pairs_by_miner"),
     "noise_floor": ("runs", "steps", "loss_noise", "gradient_direction_noise", "exact"),
+    "planted_faults": ("planted", "caught", "missed", "false_alarms"),
     "evaluate": ("pairs", "actions", "accuracy", "action_loss", "note"),
     "compare": ("verdict",),
 }
@@ -88,7 +89,7 @@ def key_figures(name: str, figures: Mapping[str, Any] | None) -> str:
     """The few figures of a stage that a person wants to see, as one line."""
     figures = figures or {}
     names = KEY_FIGURES.get(name, TRAINING_FIGURES)
-    shown = {key: figures[key] for key in names if figures.get(key) not in (None, {})}
+    shown = {key: figures[key] for key in names if figures.get(key) not in (None, {}, [])}
     return ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in shown.items())
 
 
@@ -164,8 +165,26 @@ def _verdict_lines(summary: Mapping[str, Any], width: int) -> list[str]:
     return lines
 
 
+def why_not(parity: Mapping[str, Any]) -> str:
+    """For a verdict that is no pass: in a sentence, which strategy left its limits in what, or what else is wrong."""
+    told = []
+    for name in ("branch_parallel", "shared_prefix"):
+        numbers = parity.get(name) or {"verdict": "pass"}
+        if numbers["verdict"] == "fail":
+            first = numbers["first_wrong"]
+            told.append(f"{name} does not agree with the oracle" + (f" ({first})" if first else ""))
+        elif numbers["verdict"] != "pass":
+            told.append(f"whether {name} agrees with the oracle is {numbers['verdict']}")
+    planted = parity.get("planted_faults") or {}
+    if planted.get("missed"):
+        told.append(f"the comparison no longer finds known faults ({', '.join(planted['missed'])})")
+    if planted.get("false_alarms"):
+        told.append("the comparison calls runs wrong in which no fault was planted")
+    return "; ".join(told)
+
+
 def _is_shown(value: Any) -> bool:
-    return value is not None and not isinstance(value, dict)
+    return value not in (None, []) and not isinstance(value, dict)
 
 
 def _plain(value: Any) -> str:

@@ -123,6 +123,20 @@ STAGES: dict[str, Stage] = {
             uses=("sft",),
         ),
         Stage(
+            "planted_faults",
+            "Plant known faults, which the comparison has to find",
+            "traceforge_core.comparison.planted_faults:plant_faults",
+            (
+                "model",
+                "preference",
+                "comparison.loss_atol",
+                "comparison.gradient_rtol",
+                "comparison.adapter_rtol",
+            ),
+            needs=("model", "datasets"),
+            uses=("sft",),
+        ),
+        Stage(
             "evaluate",
             "Evaluate on held-out data",
             "traceforge_core.evaluation.evaluate:evaluate",
@@ -136,7 +150,7 @@ STAGES: dict[str, Stage] = {
             "traceforge_core.comparison.compare:compare",
             ("comparison", "preference", "model"),
             needs=("oracle",),
-            uses=("branch_parallel", "shared_prefix", "noise_floor", "evaluate"),
+            uses=("branch_parallel", "shared_prefix", "noise_floor", "planted_faults", "evaluate"),
         ),
     )
 }
@@ -144,11 +158,11 @@ STAGES: dict[str, Stage] = {
 
 def pipeline(config: RunConfig) -> list[str]:
     """The stages of a full run, in order: one long-context strategy beside the oracle, as configured. Only in bfloat16
-    is there a noise floor to measure."""
+    is there a noise floor to measure. Faults are planted where somebody asks for it, as the nightly regression does."""
     from traceforge_core.training.fit import resolve_strategy
 
     other = {"branch_parallel": "shared_prefix", "shared_prefix": "branch_parallel"}
-    left_out = {other[resolve_strategy(config)]}
+    left_out = {other[resolve_strategy(config)], "planted_faults"}
     if config.model.dtype == "float32":
         left_out.add("noise_floor")
     return [name for name in STAGES if name not in left_out]
@@ -161,7 +175,7 @@ def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **
     `how` goes to the stage's function: ways to do its work that do not change the result (ingest's `run_jobs`).
     """
     stage = STAGES[name]
-    starts_from_sft = name in ("oracle", "branch_parallel", "shared_prefix", "noise_floor")
+    starts_from_sft = name in ("oracle", "branch_parallel", "shared_prefix", "noise_floor", "planted_faults")
     found: dict[str, StageResult] = {}
     for needed in stage.needs + stage.uses:
         result = run.result(needed)

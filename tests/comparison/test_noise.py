@@ -3,6 +3,7 @@ shows."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +36,7 @@ def drawn(draw: np.random.Generator, scale: float = 1.0) -> Deviations:
         norm=signed(1e-3),
         direction=distances(1e-2),
         adapter=distances(5e-2),
+        moved=signed(1e-2),
         layer_direction={name: distances(1e-2)[:2] for name in LAYERS},
         layer_norm={name: signed(1e-3)[:2] for name in LAYERS},
     )
@@ -74,6 +76,7 @@ def test_a_candidate_that_rounds_half_as_much_again_is_still_right() -> None:
         ({"norm": [-0.7] * STEPS}, "gradient norm", 1),
         ({"direction": [0.5] * STEPS}, "gradient direction", 1),
         ({"adapter": [0.05, 0.9, 0.9, 0.9, 0.9, 0.9]}, "adapter", 2),
+        ({"moved": [math.log(1.3)] * STEPS}, "length of the adapter's way", 1),
         ({"layer_norm": {"layer 0": [0.0, 0.0], "layer 1": [-14.0, -14.0]}}, "gradient length, worst layer", 1),
     ],
 )
@@ -99,6 +102,7 @@ def test_a_small_steady_error_is_found_by_its_mean_over_the_steps() -> None:
                 score_rejected=draw.normal(0, 1e-3, 40).tolist(),
                 direction=[1e-2] * 40,
                 adapter=[5e-2] * 40,
+                moved=draw.normal(0, 1e-2, 40).tolist(),
             )
             for run in floor
         ]
@@ -112,6 +116,13 @@ def test_where_a_few_runs_agree_by_chance_the_band_does_not_close() -> None:
     floor = [replace(run, loss=[0.0, 0.0, *run.loss[2:]]) for run in floor_of(draw)]
     band = noise_band(floor, "loss")
     assert min(band) > 5e-4
+
+
+def test_a_floor_measured_without_the_adapters_way_still_judges_the_rest() -> None:
+    draw = np.random.default_rng(6)
+    floor = [replace(run, moved=[]) for run in floor_of(draw)]
+    places = place(replace(drawn(draw), loss=[0.05] * STEPS), floor, confidence=0.999)
+    assert left(places) == ["loss"] and "length of the adapter's way" not in {at.name for at in places}
 
 
 def test_nan_is_outside_every_band() -> None:

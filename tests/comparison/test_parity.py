@@ -157,6 +157,23 @@ def test_what_only_the_float32_comparison_found_decides_and_is_named(oracle: Pat
     assert "In float32, on short pairs: **fail**. Adapter, first at step 3" in short
 
 
+def test_a_planted_fault_that_was_missed_fails_the_whole_and_is_told_first(oracle: Path, tmp_path: Path) -> None:
+    planted = tmp_path / "planted_faults"
+    planted.mkdir()
+    told = {"verdict": "fail", "planted": 38, "caught": 37, "missed": ["branch_parallel: adam_beta2"]}
+    told |= {"pointed_elsewhere": [], "false_alarms": []}
+    (planted / "planted_faults.json").write_text(json.dumps({"figures": told, "detections": {}}))
+    folders = {"oracle": oracle, "branch_parallel": stage(tmp_path / "bp"), "planted_faults": planted}
+    out = tmp_path / "compare"
+    out.mkdir()
+    figures = compare(RunConfig(), folders, out)
+    assert figures["verdict"] == "fail" and figures["branch_parallel"]["verdict"] == "pass"
+    short = (out / "report.md").read_text().split("![")[0]
+    assert "Known faults: **fail**. 37 of 38 were found when planted. Missed" in short
+    assert "branch_parallel: adam_beta2" in short and json.loads((out / "report.json").read_text())["planted_faults"]
+    assert figures["planted_faults"] == told
+
+
 def test_another_backend_may_pack_its_base_weights_in_its_own_way(oracle: Path, tmp_path: Path) -> None:
     other = stage(tmp_path / "other", backend="unsloth", start=TRAINING["start"] | {"base weights": "9"})
     assert verdict(oracle, other)[0] == "pass"

@@ -1,4 +1,5 @@
-"""Every fault planted in the strategies' own workers, on the tiny preset: found, and the report points at it."""
+"""Clean runs raise no alarm, and in bfloat16 faults leave the oracle's noise. (All faults, in float32:
+test_planted_faults.py.)"""
 
 from __future__ import annotations
 
@@ -6,27 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from traceforge_core.comparison.detection import CLEAN
 from traceforge_core.comparison.faults.registry import FAULTS, faults_of
-from traceforge_core.comparison.rehearsal import CLEAN, clean_runs, rehearse
+from traceforge_core.comparison.rehearsal import clean_runs, rehearse
 from traceforge_core.config import RunConfig
 from traceforge_core.training.job import Kind
 
 SEEDS = [*range(9), 19]  # with 19 an entry of a gradient is rounding and nothing else
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["branch_parallel", "shared_prefix"])
-def test_every_fault_is_caught_and_the_report_points_at_it(
-    strategy: Kind, short: RunConfig, inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "rehearsal"  # both strategies are held against one oracle
-    found = {one.fault: one for one in rehearse(short, inputs, folder, strategy).detections}
-    assert set(found) == {CLEAN, *(fault.name for fault in faults_of(strategy))}
-    assert found[CLEAN].outcome == "pass", found[CLEAN].reason
-    missed = [one.fault for name, one in found.items() if name != CLEAN and not one.caught]
-    assert missed == []
-    wrongly = {one.fault: (one.pointed_at, one.reason) for name, one in found.items() if not one.right}
-    assert wrongly == {}
 
 
 def test_every_fault_of_the_list_is_there() -> None:

@@ -87,7 +87,9 @@ def test_a_full_run_completes_shows_its_reports_and_is_reused_the_second_time(tm
     run = Run.open(tmp_path)
     assert summary["run_id"] == run.run_id
     performed = set(full_run(RunConfig()))
-    assert set(STAGES) - performed == {"shared_prefix", "noise_floor"}, "another strategy, and not for float32"
+    assert set(STAGES) - performed == {"shared_prefix", "noise_floor", "planted_faults"}, (
+        "not asked for, not for float32"
+    )
     assert {stage["stage"] for stage in summary["stages"] if stage["status"] == "completed"} == performed
     assert (summary["sft_samples"], summary["pairs_by_miner"]) == (7, {"outcome": 3, "recovery": 1})
     assert summary["parity"]["verdict"] == "pass"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.session import Session, begin
-from flows.summary import render, summarise
+from flows.summary import render, summarise, why_not
 from traceforge_core.runs import Inputs, Run, StageResult, run_stage
 from traceforge_core.stages import STAGES
 
@@ -110,3 +110,14 @@ def test_reused_is_what_the_last_call_found(run: Run) -> None:
     summary = summarise(run)
     assert summary["stages"][0]["reused"] is True
     assert render(summary).splitlines()[2].split()[:2] == ["ingest", "reused"]
+
+
+def test_what_is_no_pass_is_said_in_a_sentence() -> None:
+    wrong = {"verdict": "fail", "first_wrong": "gradient norm at step 1"}
+    right, open_ = {"verdict": "pass", "first_wrong": None}, {"verdict": "undecided", "first_wrong": None}
+    told = why_not({"branch_parallel": wrong, "shared_prefix": right})
+    assert told == "branch_parallel does not agree with the oracle (gradient norm at step 1)"
+    assert why_not({"shared_prefix": open_}) == "whether shared_prefix agrees with the oracle is undecided"
+    missed = {"missed": ["branch_parallel: adam_beta2"], "false_alarms": []}
+    told = why_not({"branch_parallel": right, "planted_faults": missed})
+    assert told == "the comparison no longer finds known faults (branch_parallel: adam_beta2)"

@@ -1,7 +1,8 @@
 """The stage that compares every trained strategy with the oracle: report.md, report.html, report.json and three plots.
 
 In float32 fixed tolerances decide (verdict.py). In bfloat16 the oracle's own noise does, as the stage noise_floor
-measured it (noise.py), together with what that stage found in float32 on a part of the model.
+measured it (noise.py), together with what that stage found in float32 on a part of the model. Where faults were planted
+(planted_faults.py), one that was missed fails the whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from traceforge_core.comparison.noise import deviations, judge_by_noise, place
 from traceforge_core.comparison.noise_floor import Floor, read_exact, read_floor
 from traceforge_core.comparison.parity import Parity, measure, read_steps, read_training
+from traceforge_core.comparison.planted_faults import read_planted
 from traceforge_core.comparison.plots import plot_differences, plot_losses, plot_margins
 from traceforge_core.comparison.report import Compared, Trained, write_report
 from traceforge_core.comparison.verdict import Finding, Verdict, judge_exactly, judge_without_yardstick
@@ -58,8 +60,12 @@ def compare(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dic
     plot_losses(reference.steps, curves, out_dir / "loss.png")
     plot_margins(reference.steps, curves, out_dir / "margin.png")
     plot_differences({one.name: one.parity for one in compared}, floor.runs, out_dir / "difference.png")
-    write_report(overall, reference, compared, _evaluation(inputs), out_dir)
-    return {"verdict": overall} | {one.name: _figures(one) for one in compared}
+    planted = read_planted(inputs["planted_faults"]) if "planted_faults" in inputs else None
+    if planted is not None:
+        overall = max(overall, planted["verdict"], key=SEVERITY.__getitem__)
+    write_report(overall, reference, compared, _evaluation(inputs), planted, out_dir)
+    figures = {"verdict": overall} | {one.name: _figures(one) for one in compared}
+    return figures | ({} if planted is None else {"planted_faults": planted})
 
 
 def judge(config: RunConfig, oracle: Path, candidate: Path, parity: Parity, floor: Floor) -> Verdict:

@@ -4,7 +4,7 @@
     told["branch_parallel"]["outcome"]          # "pass" or "fail"
 
 Strategies compute the same function of any model, so a small part of a large one will do: its first two layers, and
-pairs cut to 768 tokens. What is found here is wrong; what is not is right to 1e-5.
+pairs cut to 768 tokens (or to what the oracle can hold). What is found here is wrong; what is not is right to 1e-5.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 def _short(job: Job, fault: str | None = None) -> Job:
     """The job on cut pairs; over gloo, since its workers may have to share a GPU."""
-    return replace(job, held_out=None, cut_to=min(CUT_TO, job.cut_to or CUT_TO), transport="gloo", planted_fault=fault)
+    cut_to = min(CUT_TO, job.config.comparison.oracle_max_length or CUT_TO)
+    return replace(job, held_out=None, cut_to=cut_to, transport="gloo", planted_fault=fault)
 
 
 def _smaller_inputs(config: RunConfig, inputs: Mapping[str, Path], scratch: Path) -> dict[str, Path] | str:

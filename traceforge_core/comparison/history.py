@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.comparison.parity import read_training
+from traceforge_core.comparison.report import planted_in_short
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Run, installed_versions, source_hash
 
@@ -93,6 +94,10 @@ def entry_of(run: Run) -> Entry:
             figures[f"{name}/{place['name']}, share of its limit"] = place["statistic"] / place["limit"]
         if told["verdict"]["outcome"] != "pass" or report["verdict"] == "pass":
             reasons.append(f"{name}: {told['verdict']['reasons'][0]}")
+    if planted := report.get("planted_faults"):
+        figures["planted faults/missed"] = len(planted["missed"])
+        if planted["verdict"] != "pass":
+            reasons.append(planted_in_short(planted).replace("**", ""))
     for model, evaluated in (report["evaluation"] or {}).items():
         for kind, names in (("pairs", ("accuracy", "margin")), ("actions", ("loss", "token_accuracy"))):
             for name in names:

@@ -28,8 +28,15 @@ from traceforge_core.config import ComparisonConfig
 from traceforge_core.modeling.adapters import read_adapter
 
 # Differences with a sign, and distances without one; each in the chain's words.
-SIGNED = {"score_chosen": "score", "score_rejected": "score", "loss": "loss", "norm": "gradient norm"}
+SIGNED = {
+    "score_chosen": "score",
+    "score_rejected": "score",
+    "loss": "loss",
+    "norm": "gradient norm",
+    "moved": "adapter",
+}
 DISTANCES = {"direction": "gradient direction", "adapter": "adapter"}
+NAMES = {"score_chosen": "score chosen", "score_rejected": "score rejected", "moved": "length of the adapter's way"}
 WINDOW = 1  # steps on either side whose noise is pooled with a step's own
 ROUNDING = 1e-6  # no noise is taken to be smaller: float32 itself is not finer
 SPREAD_OF_DISTANCES = 0.15  # log units; a few runs of one kind may by chance be closer than the next right one
@@ -42,7 +49,9 @@ ALLOWED = 1.5
 class Deviations:
     """How one run differs from the oracle, a number a step. loss, score_*: differences. norm: log of the ratio of the
     gradients' lengths. direction: distance of the gradients as unit vectors (0 to 2), estimated from sketches. adapter:
-    distance of the adapters after the step, relative to how far the oracle's has moved. layer_direction: direction of
+    distance of the adapters after the step, relative to how far the oracle's has moved. moved: log of the ratio of how
+    far the two have moved (rounding turns AdamW's steps and hardly lengthens them, so that a wrong rate shows here long
+    before it shows in the distance); [] in a floor that was measured without. layer_direction: direction of
     each layer's saved gradient. layer_norm: log of the ratio of its length, beside that of the whole gradient."""
 
     name: str
@@ -52,6 +61,7 @@ class Deviations:
     norm: list[float]
     direction: list[float]
     adapter: list[float]
+    moved: list[float] = field(default_factory=list)
     layer_direction: dict[str, list[float]] = field(default_factory=dict)
     layer_norm: dict[str, list[float]] = field(default_factory=dict)
 
@@ -88,6 +98,7 @@ def deviations(oracle: Path, run: Path, last_step: int, name: str | None = None)
             for t in range(steps)
         ],
         adapter=[distance(ours[t], theirs[t]) / moved[t] if moved[t] else 0.0 for t in range(1, steps + 1)],
+        moved=[_log_ratio(distance(ours[t], ours[0]), moved[t]) for t in range(1, steps + 1)],
         **_by_layer(oracle, run, steps),
     )
 
@@ -96,10 +107,11 @@ def place(candidate: Deviations, floor: Sequence[Deviations], confidence: float)
     """The candidate's place in every quantity, in the order of the chain. Needs at least three runs in the floor."""
     steps = min(candidate.steps, *(run.steps for run in floor))
     layers = [name for name in candidate.layer_norm if all(name in run.layer_norm for run in floor)]
-    tests = 2 * steps * (len(SIGNED) + len(DISTANCES)) + 2 * sum(len(candidate.layer_norm[name]) for name in layers)
+    signed = {name: quantity for name, quantity in SIGNED.items() if all(getattr(run, name) for run in floor)}
+    tests = 2 * steps * (len(signed) + len(DISTANCES)) + 2 * sum(len(candidate.layer_norm[name]) for name in layers)
     chance = (1 - confidence) / tests
     rows = []
-    for name, quantity in SIGNED.items():
+    for name, quantity in signed.items():
         rows.append(_place_signed(name, quantity, candidate, floor, steps, chance))
     for name, quantity in DISTANCES.items():
         rows.append(_place_distance(name, quantity, candidate, floor, steps, chance))
@@ -158,8 +170,7 @@ def _place_signed(
         spread = math.sqrt(fmean(fmean(run[: t + 1]) ** 2 for run in others))
         drift = abs(fmean(own[: t + 1])) / max(spread, 0.5 / math.sqrt(t + 1))
         tests.append((drift, drifting, t, f"on average over {t + 1} steps"))
-    label = name.replace("_", " ") if quantity == "score" else quantity
-    return _placed(quantity, label, tests, getattr(candidate, name), band)
+    return _placed(quantity, NAMES.get(name, quantity), tests, getattr(candidate, name), band)
 
 
 def _place_distance(

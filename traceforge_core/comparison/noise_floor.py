@@ -64,6 +64,7 @@ def summary(floor: Floor) -> dict[str, float]:
         "gradient_norm_noise": _rms([run.norm for run in floor.runs]),
         "gradient_direction_noise": _rms([run.direction for run in floor.runs]),
         "adapter_noise": _rms([run.adapter for run in floor.runs]),
+        "adapter_way_noise": _rms([run.moved for run in floor.runs]),
     }
     return figures | ({"run_to_run_loss": _rms([floor.again.loss])} if floor.again else {})
 

@@ -15,53 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.comparison.compare import judge
+from traceforge_core.comparison.detection import CLEAN, Detection, detection, detection_in
 from traceforge_core.comparison.exact import compare_exactly
-from traceforge_core.comparison.faults.registry import FAULTS, faults_of
+from traceforge_core.comparison.faults.registry import faults_of
 from traceforge_core.comparison.noise_floor import Floor, read_floor, run_floor, run_floors, write_floor
 from traceforge_core.comparison.parity import measure
 from traceforge_core.comparison.series import run_series
-from traceforge_core.comparison.verdict import Finding, Verdict
 from traceforge_core.config import RunConfig
 from traceforge_core.training.job import Job, Kind
 from traceforge_core.training.stages import oracle_job, preference_job
 
 logger = logging.getLogger(__name__)
-CLEAN = "clean"
-
-
-@dataclass(frozen=True, slots=True)
-class Detection:
-    """What the comparison said of one planted fault (or of none, CLEAN). outcome: pass, fail, or stopped, where the
-    workers themselves refused to go on. pointed_at, step: what is wrong first. left: all quantities that left their
-    limits. statistic: the first one's, in units of its limit. exact: what the float32 comparison beside a bfloat16 one
-    said; a run is as good as the worse of the two."""
-
-    fault: str
-    outcome: str
-    pointed_at: str | None
-    step: int | None
-    left: tuple[str, ...]
-    statistic: float
-    reason: str
-    exact: Detection | None = None
-
-    @property
-    def decisive(self) -> Detection:
-        """This one, or the float32 one where only that found something."""
-        return self if self.exact is None or self.outcome in ("fail", "stopped") else self.exact
-
-    @property
-    def caught(self) -> bool:
-        return self.decisive.outcome in ("fail", "stopped")
-
-    @property
-    def right(self) -> bool:
-        """Whether the report points at what was done (for a clean run: whether it raises no alarm)."""
-        told = self.decisive
-        if self.fault == CLEAN:
-            return told.outcome == "pass"
-        expected = FAULTS[self.fault]
-        return told.outcome == "stopped" if expected.stopped else told.pointed_at in expected.points_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +78,8 @@ def rehearse(
             found.append(Detection(name, "stopped", None, None, (), float("inf"), message))
         else:
             verdict = judge(config, oracle, job.out_dir, measure(oracle, job.out_dir), floor)
-            found.append(replace(detection(name, verdict), exact=_exact_detection(name, exact.get(name))))
+            beside = detection_in(name, exact[name]) if name in exact else None
+            found.append(replace(detection(name, verdict), exact=beside))
         told = found[-1].decisive
         logger.info("%s in %s: %s, %s", name, strategy, told.outcome, told.reason)
     return Rehearsal(strategy, found, floor)
@@ -163,33 +128,6 @@ def train_oracle_in(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path
     if not (job.out_dir / "training.json").exists():
         run_series({"oracle": job}, out_dir)
     return job.out_dir
-
-
-def detection(fault: str, verdict: Verdict) -> Detection:
-    """A verdict as what it says of a planted fault."""
-    first = verdict.first
-    share = 0.0
-    if first is not None:
-        share = abs(first.value) / first.limit if first.limit else float("inf")
-    return Detection(
-        fault,
-        verdict.outcome,
-        first.quantity if first else None,
-        first.step if first else None,
-        tuple(finding.quantity for finding in verdict.findings),
-        share,
-        verdict.reasons[0],
-    )
-
-
-def _exact_detection(fault: str, told: dict[str, Any] | None) -> Detection | None:
-    """The same, of a verdict as compare_exactly gives it."""
-    if told is None:
-        return None
-    if "findings" not in told:
-        return Detection(fault, "stopped", None, None, (), float("inf"), told["reasons"][0])
-    findings = [Finding(**one) for one in told["findings"]]
-    return detection(fault, Verdict(told["outcome"], told["reasons"], findings[0] if findings else None, findings))
 
 
 def _floor(config: RunConfig, inputs: Mapping[str, Path], folder: Path) -> Floor:

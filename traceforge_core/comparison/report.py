@@ -44,9 +44,11 @@ def write_report(
     oracle: Trained,
     compared: Sequence[Compared],
     evaluation: Mapping[str, Any] | None,
+    planted: Mapping[str, Any] | None,
     out_dir: Path,
 ) -> None:
-    """Write report.json, report.md and report.html. The plots must be there already. `evaluation`: evaluation.json."""
+    """Write report.json, report.md and report.html. The plots must be there already. `evaluation`: evaluation.json;
+    `planted`: figures of the stage planted_faults. None where there was no such stage."""
     write_json(
         out_dir / "report.json",
         {
@@ -63,21 +65,26 @@ def write_report(
                 for one in compared
             },
             "evaluation": (evaluation or {}).get("models"),
+            "planted_faults": planted,
         },
     )
-    parts = report_parts(overall, oracle, compared, evaluation)
+    parts = report_parts(overall, oracle, compared, evaluation, planted)
     (out_dir / "report.md").write_text(markdown(parts), encoding="utf-8")
     (out_dir / "report.html").write_text(html(parts, out_dir, "TraceForge: comparison"), encoding="utf-8")
 
 
 def report_parts(
-    overall: str, oracle: Trained, compared: Sequence[Compared], evaluation: Mapping[str, Any] | None
+    overall: str,
+    oracle: Trained,
+    compared: Sequence[Compared],
+    evaluation: Mapping[str, Any] | None,
+    planted: Mapping[str, Any] | None,
 ) -> list[Part]:
     """The report, most important first."""
     parts: list[Part] = [
         Heading("Comparison with the oracle (TRL's CPOTrainer)", 1),
         Text(f"Verdict: **{overall}**"),
-        Bullets([_in_short(one) for one in compared]),
+        Bullets([*(_in_short(one) for one in compared), *([] if planted is None else [planted_in_short(planted)])]),
         Picture("loss.png", "Loss of each strategy"),
         Picture("margin.png", "Margin of each strategy"),
         Picture("difference.png", "Differences from the oracle, with the oracle's own noise where it was measured"),
@@ -111,6 +118,19 @@ def _in_short(one: Compared) -> str:
         if one.exact["outcome"] == "fail":
             told = one.exact["reasons"][0].rstrip(".")
             said += f" {told[0].upper()}{told[1:]}."
+    return said
+
+
+def planted_in_short(planted: Mapping[str, Any]) -> str:
+    """What came of the planted faults, in a sentence or two."""
+    told, caught, count = (planted[name] for name in ("verdict", "caught", "planted"))
+    said = f"Known faults: **{told}**. {caught} of {count} were found when planted."
+    if planted["missed"]:
+        said += f" Missed, so that nothing said here can be relied on: {', '.join(planted['missed'])}."
+    if planted["false_alarms"]:
+        said += f" Called wrong without a planted fault: {', '.join(planted['false_alarms'])}."
+    if planted["pointed_elsewhere"]:
+        said += f" Found, but pointed at as something else: {', '.join(planted['pointed_elsewhere'])}."
     return said
 
 

@@ -210,7 +210,7 @@ def test_a_run_answers_with_one_json_object_and_leaves_no_process(command: Comma
     answer = one_object(ran)
     assert ran.returncode == 0, ran.stderr
     assert "sft prints to stdout" in ran.stderr, "whatever a library prints goes to stderr"
-    left_out = {"shared_prefix": "not_run", "noise_floor": "not_run"}  # another strategy, and not for float32
+    left_out = dict.fromkeys(("shared_prefix", "noise_floor", "planted_faults"), "not_run")
     assert stages_of(answer) == dict.fromkeys(stages_of(answer), "completed") | left_out
     assert (answer["sft_samples"], answer["pairs_by_miner"]) == (7, {"outcome": 3, "recovery": 1})
     assert answer["parity"]["verdict"] == "pass"
