@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from traceforge_core.comparison.drift import drifts
 from traceforge_core.comparison.history import Entry, blame, entry_of, failed_entry, read, record
 from traceforge_core.comparison.trend import write_trend
 from traceforge_core.errors import TraceForgeError
@@ -113,3 +114,43 @@ def test_the_trend_report_names_the_culprit_and_needs_nothing_else(tmp_path: Pat
     assert "data:image/png;base64," in page and "http" not in page.replace("http-equiv", "")
     assert (tmp_path / "trend.png").read_bytes().startswith(b"\x89PNG")
     assert json.dumps(entries[0].figures)
+
+
+def nights_with(figure: str, values: list[float]) -> list[Entry]:
+    return [replace(night(1 + at), figures={figure: value}) for at, value in enumerate(values)]
+
+
+STEADY = [1.0e-7, 1.1e-7, 0.9e-7, 1.0e-7, 1.2e-7, 1.0e-7, 1.1e-7, 1.0e-7]
+
+
+def test_what_gets_worse_for_three_runs_while_all_pass_is_told_with_both_figures(tmp_path: Path) -> None:
+    entries = nights_with("branch_parallel/max loss difference", [*STEADY, 3e-7, 4e-7, 5e-7])
+    [found] = drifts(entries)
+    assert found.sentence == (
+        "branch_parallel/max loss difference is larger than in all 8 good runs before: 1e-07 then, 4e-07 in the last 3."
+    )
+    write_trend(entries, tmp_path)
+    assert found.sentence in (tmp_path / "trend.md").read_text()
+    [margin] = drifts(nights_with("oracle/held-out pairs margin", [0.5] * 9 + [0.4, 0.3, 0.2]))
+    assert (margin.worse, margin.before, margin.now) == ("smaller", 0.5, 0.3)
+    [was_nothing] = drifts(nights_with("branch_parallel/adapter difference", [0.0] * 8 + [1e-9] * 3))
+    assert was_nothing.before == 0.0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [*STEADY, 3e-7, 4e-7, 1e-7],  # one of the last three is as good as ever
+        [*STEADY, 1.21e-7, 1.22e-7, 1.23e-7],  # larger than all before, and by too little for a word
+        [*STEADY, 0.1e-7, 0.1e-7, 0.1e-7],  # better
+        [*STEADY[1:], 3e-7, 4e-7, 5e-7],  # too few runs before
+    ],
+)
+def test_what_is_not_worse_for_long_or_by_much_is_no_drift(values: list[float]) -> None:
+    assert drifts(nights_with("branch_parallel/max loss difference", values)) == []
+
+
+def test_a_bad_run_is_blamed_and_no_drift_is_told_of_it() -> None:
+    entries = nights_with("branch_parallel/max loss difference", [*STEADY, 3e-7, 4e-7, 5e-7])
+    assert drifts([*entries[:-1], replace(entries[-1], verdict="fail")]) == []
+    assert drifts([]) == []

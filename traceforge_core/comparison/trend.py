@@ -5,14 +5,25 @@ write_trend(read(history), folder)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from traceforge_core.comparison.document import Bullets, Heading, Part, Picture, Table, Text, html, markdown
+from traceforge_core.comparison.drift import drifts
 from traceforge_core.comparison.history import Entry, blame
 
-MARKS = {"pass": "#116329", "fail": "#a40e26", "error": "#a40e26", "undecided": "#b08800"}
+MARKS = {"fail": "#a40e26", "error": "#5a32a3", "undecided": "#b08800"}
+SMALLEST = 1e-16  # where a difference is exactly 0: float64's own resolution of 1
+# Lines that should lie on each other are drawn so that each is seen: the oracle's broad and below, the others over it.
+STYLES: dict[str, dict[str, Any]] = {
+    "base": {"color": "0.6", "marker": ".", "linestyle": ":"},
+    "sft": {"color": "#2da44e", "marker": "."},
+    "oracle": {"color": "black", "alpha": 0.35, "linewidth": 4},
+    "branch_parallel": {"color": "#0969da", "marker": "."},
+    "shared_prefix": {"color": "#d4762c", "marker": ".", "linestyle": "--"},
+}
 SHOWN = (
     ("max loss difference", "|loss - oracle's|, largest", True),
     ("adapter difference", "adapter, relative", True),
@@ -32,7 +43,7 @@ def write_trend(entries: Sequence[Entry], folder: Path) -> None:
 
 
 def trend_parts(entries: Sequence[Entry]) -> list[Part]:
-    """The last run's verdict, what changed if it is bad, the trends, and the last runs."""
+    """The last run's verdict, what changed if it is bad, what drifts if it is good, the trends, and the last runs."""
     last = entries[-1]
     good = sum(entry.good for entry in entries)
     parts: list[Part] = [
@@ -41,6 +52,9 @@ def trend_parts(entries: Sequence[Entry]) -> list[Part]:
     ]
     if change := blame(entries):
         parts.append(Bullets([change.sentence]))
+    if drifting := drifts(entries):
+        parts.append(Text("Still within every limit, and worse than it was:"))
+        parts.append(Bullets([one.sentence for one in drifting]))
     parts += [
         Text(f"{good} of {len(entries)} runs recorded here agreed."),
         Picture("trend.png", "Differences from the oracle, time and held-out margins, run by run"),
@@ -50,43 +64,48 @@ def trend_parts(entries: Sequence[Entry]) -> list[Part]:
         [entry.finished[:16].replace("T", " "), entry.run_id, entry.verdict, entry.reason[:120] or "-"]
         for entry in reversed(entries[-LAST_RUNS:])
     ]
-    parts.append(Table(["when", "run", "verdict", "why"], rows))
+    parts.append(Table(["when (UTC)", "run", "verdict", "why"], rows))
     told = ", ".join(f"{name} {value}" for name, value in sorted(last.surroundings.items()))
     parts.append(Text(f"Last run made with: {told}."))
     return parts
 
 
 def plot_trend(entries: Sequence[Entry], path: Path) -> None:
-    """A panel a figure, a line a strategy, the verdict as colour of the points."""
+    """A panel a figure, a line a model in the same colour everywhere, and a bar for every run that was no pass."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-    figure = Figure(figsize=(9, 9), layout="constrained")
+    figure = Figure(figsize=(9, 9.5), layout="constrained")
     FigureCanvasAgg(figure)
     panels: list[Any] = list(figure.subplots(len(SHOWN), 1, sharex=True))
-    owners = sorted({name.split("/")[0] for entry in entries for name in entry.figures})
-    places = range(len(entries))
+    there = {name.split("/")[0] for entry in entries for name in entry.figures}
+    owners = [name for name in STYLES if name in there]
     for axes, (name, label, logarithmic) in zip(panels, SHOWN, strict=True):
-        drawn = False
         for owner in owners:
             key = f"{owner}/{name}"
             points = [(at, entry.figures[key]) for at, entry in enumerate(entries) if key in entry.figures]
-            if not points:
-                continue
-            shown = [max(value, 1e-16) if logarithmic else value for _, value in points]
-            axes.plot([at for at, _ in points], shown, marker=".", label=owner)
-            drawn = True
+            if points:
+                shown = [max(value, SMALLEST) if logarithmic else value for _, value in points]
+                axes.plot([at for at, _ in points], shown, **STYLES[owner])
         for at, entry in enumerate(entries):
             if not entry.good:
                 axes.axvline(at, color=MARKS.get(entry.verdict, "0.5"), alpha=0.35, linewidth=4)
-        if logarithmic and drawn:
+        if logarithmic and axes.lines:
             axes.set_yscale("log")
-        if drawn:
-            axes.legend(fontsize=7, loc="upper left")
+            # Whole decades, so that a wobble of a few percent does not fill the panel.
+            low, high = axes.get_ylim()
+            axes.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
         axes.set_ylabel(label, fontsize=8)
         axes.grid(alpha=0.3)
-    step = max(1, len(entries) // 12)
+    step = max(1, -(-len(entries) // 12))
     panels[-1].set_xticks(
-        list(places)[::step], [entry.finished[:10] for entry in entries][::step], rotation=30, fontsize=7
+        list(range(len(entries)))[::step], [entry.finished[:10] for entry in entries][::step], rotation=30, fontsize=7
     )
+    lines: list[Any] = [Line2D([], [], label=name.replace("_", " "), **STYLES[name]) for name in owners]
+    lines += [
+        Line2D([], [], color=MARKS.get(verdict, "0.5"), alpha=0.35, linewidth=4, label=verdict)
+        for verdict in sorted({entry.verdict for entry in entries} - {"pass"})
+    ]
+    figure.legend(handles=lines, loc="outside upper center", ncols=len(lines), fontsize=8, frameon=False)
     figure.savefig(path, dpi=110)
