@@ -13,7 +13,6 @@ Prints Markdown: for each strategy the faults and what the report pointed at, th
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import logging
 import shutil
 import sys
@@ -34,6 +33,7 @@ from traceforge_core.config import RunConfig, load_config  # noqa: E402
 from traceforge_core.errors import TraceForgeError  # noqa: E402
 from traceforge_core.runs import Run, installed_versions, write_json  # noqa: E402
 from traceforge_core.stages import perform  # noqa: E402
+from traceforge_core.training.job import STRATEGIES  # noqa: E402
 from traceforge_core.training.launch import visible_gpus  # noqa: E402
 
 BUILT = tuple(SHAPES)
@@ -119,12 +119,7 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.device = options.device or ("cuda" if visible_gpus() and options.model != "preset" else "cpu")
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
-    there = [
-        name
-        for name in ("branch_parallel", "shared_prefix")
-        if importlib.util.find_spec(f"traceforge_core.training.{name}") is not None
-    ]
-    options.strategies = options.strategies or there
+    options.strategies = options.strategies or list(STRATEGIES)
     options.power = list(GRADED) if options.power == [] else options.power or []
     return options
 

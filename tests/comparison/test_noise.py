@@ -9,8 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traceforge_core.comparison.noise import Deviations, noise_band, place, student
+from traceforge_core.comparison.deviations import Deviations
+from traceforge_core.comparison.noise import noise_band, place
 from traceforge_core.comparison.parity import Parity, StepDifference
+from traceforge_core.comparison.student import student
 from traceforge_core.comparison.variants import VARIANTS, usable
 from traceforge_core.comparison.verdict import Place
 from traceforge_core.config import ComparisonConfig

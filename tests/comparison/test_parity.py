@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from traceforge_core.comparison.compare import compare
 from traceforge_core.comparison.noise_floor import Floor, write_floor
 from traceforge_core.comparison.parity import Parity, StepDifference, measure
-from traceforge_core.comparison.verdict import judge_exactly
+from traceforge_core.comparison.tolerances import judge_exactly
 from traceforge_core.config import ComparisonConfig, RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training.records import StepRecord, append_record, read_records

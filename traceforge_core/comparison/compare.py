@@ -1,6 +1,6 @@
 """The stage that compares every trained strategy with the oracle: report.md, report.html, report.json and three plots.
 
-In float32 fixed tolerances decide (verdict.py). In bfloat16 the oracle's own noise does, as the stage noise_floor
+In float32 fixed tolerances decide (tolerances.py). In bfloat16 the oracle's own noise does, as the stage noise_floor
 measured it (noise.py), together with what that stage found in float32 on a part of the model. Where faults were planted
 (planted_faults.py), one that was missed fails the whole.
 """
@@ -13,19 +13,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.comparison.noise import deviations, judge_by_noise, place
+from traceforge_core.comparison.deviations import deviations
+from traceforge_core.comparison.noise import judge_by_noise, place
 from traceforge_core.comparison.noise_floor import Floor, read_exact, read_floor
 from traceforge_core.comparison.parity import Parity, measure, read_steps, read_training
 from traceforge_core.comparison.planted_faults import read_planted
 from traceforge_core.comparison.plots import plot_differences, plot_losses, plot_margins
 from traceforge_core.comparison.report import Compared, Trained, write_report
-from traceforge_core.comparison.verdict import Finding, Verdict, judge_exactly, judge_without_yardstick
+from traceforge_core.comparison.tolerances import judge_exactly
+from traceforge_core.comparison.verdict import Finding, Verdict, judge_without_yardstick
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.training.job import STRATEGIES
 
 logger = logging.getLogger(__name__)
 
-CANDIDATES = ("branch_parallel", "shared_prefix")
 # Several verdicts make one: a failure anywhere fails, and what is undecided keeps the whole from passing.
 SEVERITY = {"pass": 0, "undecided": 1, "fail": 2}
 
@@ -37,7 +39,7 @@ def compare(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dic
 
     Raises TraceForgeError where no strategy but the oracle was trained, or one cannot be compared.
     """
-    found = [name for name in CANDIDATES if name in inputs]
+    found = [name for name in STRATEGIES if name in inputs]
     if not found:
         raise TraceForgeError(
             "There is nothing to compare: this run has the oracle, but neither branch_parallel nor shared_prefix. Run "
@@ -55,7 +57,7 @@ def compare(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dic
         compared.append(Compared(name, training, steps, parity, verdict, exact.get(name)))
         logger.info("%s against the oracle: %s (%s).", name, verdict.outcome, "; ".join(verdict.reasons))
     reference = Trained("oracle", read_training(oracle), read_steps(oracle))
-    overall = max((together(one.verdict.outcome, one.exact) for one in compared), key=SEVERITY.__getitem__)
+    overall = max((_together(one.verdict.outcome, one.exact) for one in compared), key=SEVERITY.__getitem__)
     curves = {one.name: one.steps for one in compared}
     plot_losses(reference.steps, curves, out_dir / "loss.png")
     plot_margins(reference.steps, curves, out_dir / "margin.png")
@@ -79,7 +81,7 @@ def judge(config: RunConfig, oracle: Path, candidate: Path, parity: Parity, floo
     return judge_by_noise(parity, places, config.comparison, len(floor.runs))
 
 
-def together(outcome: str, exact: dict[str, Any] | None) -> str:
+def _together(outcome: str, exact: dict[str, Any] | None) -> str:
     """One outcome of a bfloat16 comparison and the float32 one beside it: a failure of either fails, and where the
     first cannot tell, the second decides."""
     if exact is None or outcome == "fail":
@@ -88,7 +90,7 @@ def together(outcome: str, exact: dict[str, Any] | None) -> str:
     return told
 
 
-def wrong_first(verdict: Verdict, exact: dict[str, Any] | None) -> Finding | None:
+def _wrong_first(verdict: Verdict, exact: dict[str, Any] | None) -> Finding | None:
     """What is wrong first by the verdict, or, where that finds nothing, by the float32 comparison beside it."""
     if verdict.first is not None or exact is None or exact["first"] is None:
         return verdict.first
@@ -114,9 +116,9 @@ def _evaluation(inputs: Mapping[str, Path]) -> dict[str, Any] | None:
 
 
 def _figures(one: Compared) -> dict[str, Any]:
-    first = wrong_first(one.verdict, one.exact)
+    first = _wrong_first(one.verdict, one.exact)
     return {
-        "verdict": together(one.verdict.outcome, one.exact),
+        "verdict": _together(one.verdict.outcome, one.exact),
         "first_wrong": f"{first.quantity} at step {first.step}" if first else None,
         "max_loss_difference": one.parity.max_loss,
         "max_gradient_difference": one.parity.max_gradient,

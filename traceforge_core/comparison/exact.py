@@ -19,9 +19,9 @@ from typing import Any
 
 from traceforge_core.comparison.parity import measure
 from traceforge_core.comparison.series import run_series
-from traceforge_core.comparison.verdict import judge_exactly
+from traceforge_core.comparison.tolerances import judge_exactly
 from traceforge_core.config import RunConfig, lay_over
-from traceforge_core.training.job import Job, Kind
+from traceforge_core.training.job import STRATEGIES, Job, Kind
 from traceforge_core.training.stages import preference_job
 
 Planted = tuple[Kind, str | None]
@@ -31,7 +31,6 @@ LAYERS = 2
 WHOLE_BYTES = 1 << 30  # of weights as they lie on the disk; above it only the first layers are taken
 CUT_TO = 768
 FASTEST = 1e-3
-CANDIDATES: tuple[Kind, ...] = ("branch_parallel", "shared_prefix")
 
 
 def compare_exactly(
@@ -53,7 +52,7 @@ def compare_exactly(
         told: dict[str, Any] = {}
         oracle = _short(preference_job("oracle", smaller, part, scratch / "oracle" / "run"))
         run_series({"oracle": oracle}, scratch / "oracle")
-        wanted = planted or {kind: (kind, None) for kind in CANDIDATES}
+        wanted = planted or {kind: (kind, None) for kind in STRATEGIES}
         for kind in dict.fromkeys(kind for kind, _ in wanted.values()):
             jobs = {
                 name: _short(preference_job(kind, smaller, part, scratch / kind / f"{number:02d}"), fault)

@@ -14,18 +14,15 @@ limit is Student's t at the wanted confidence, shared among all tests (Bonferron
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
-from traceforge_core.comparison.parity import Parity, read_steps, saved_gradients
+from traceforge_core.comparison.deviations import NOTHING, Deviations
+from traceforge_core.comparison.parity import Parity
+from traceforge_core.comparison.student import student
 from traceforge_core.comparison.verdict import Finding, Place, Verdict, failed, invariant_findings
 from traceforge_core.config import ComparisonConfig
-from traceforge_core.modeling.adapters import read_adapter
 
 # Differences with a sign, and distances without one; each in the chain's words.
 SIGNED = {
@@ -40,67 +37,8 @@ NAMES = {"score_chosen": "score chosen", "score_rejected": "score rejected", "mo
 WINDOW = 1  # steps on either side whose noise is pooled with a step's own
 ROUNDING = 1e-6  # no noise is taken to be smaller: float32 itself is not finer
 SPREAD_OF_DISTANCES = 0.15  # log units; a few runs of one kind may by chance be closer than the next right one
-NOTHING = 1e-9
 # Another right way of computing may round this many times as much as the oracle's own ways do.
 ALLOWED = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Deviations:
-    """How one run differs from the oracle, a number a step. loss, score_*: differences. norm: log of the ratio of the
-    gradients' lengths. direction: distance of the gradients as unit vectors (0 to 2), estimated from sketches. adapter:
-    distance of the adapters after the step, relative to how far the oracle's has moved. moved: log of the ratio of how
-    far the two have moved (rounding turns AdamW's steps and hardly lengthens them, so that a wrong rate shows here long
-    before it shows in the distance); [] in a floor that was measured without. layer_direction: direction of
-    each layer's saved gradient. layer_norm: log of the ratio of its length, beside that of the whole gradient."""
-
-    name: str
-    loss: list[float]
-    score_chosen: list[float]
-    score_rejected: list[float]
-    norm: list[float]
-    direction: list[float]
-    adapter: list[float]
-    moved: list[float] = field(default_factory=list)
-    layer_direction: dict[str, list[float]] = field(default_factory=dict)
-    layer_norm: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def steps(self) -> int:
-        return len(self.loss)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def deviations(oracle: Path, run: Path, last_step: int, name: str | None = None) -> Deviations:
-    """Measure a run against the oracle up to a step."""
-    from traceforge_core.training.sketch import cosine, distance, norm, sketch
-
-    reference, own = read_steps(oracle)[: last_step + 1], read_steps(run)[: last_step + 1]
-    steps = min(last_step, len(reference), len(own))
-
-    def weights(folder: Path, records: Sequence[Any]) -> list[list[float]]:
-        """Sketches of the adapter before step 1, after step 1, ..."""
-        before = [record.weights_sketch or [] for record in records]
-        return before if len(before) > steps else [*before, sketch(read_adapter(folder / "adapter").items())]
-
-    ours, theirs = weights(run, own), weights(oracle, reference)
-    moved = [norm([a - b for a, b in zip(at, theirs[0], strict=True)]) for at in theirs]
-    return Deviations(
-        name or run.name,
-        loss=[own[t].loss - reference[t].loss for t in range(steps)],
-        score_chosen=[_minus(own[t].score_chosen, reference[t].score_chosen) for t in range(steps)],
-        score_rejected=[_minus(own[t].score_rejected, reference[t].score_rejected) for t in range(steps)],
-        norm=[_log_ratio(own[t].grad_norm or 0.0, reference[t].grad_norm or 0.0) for t in range(steps)],
-        direction=[
-            math.sqrt(max(0.0, 2 - 2 * cosine(own[t].gradient_sketch or [], reference[t].gradient_sketch or [])))
-            for t in range(steps)
-        ],
-        adapter=[distance(ours[t], theirs[t]) / moved[t] if moved[t] else 0.0 for t in range(1, steps + 1)],
-        moved=[_log_ratio(distance(ours[t], ours[0]), moved[t]) for t in range(1, steps + 1)],
-        **_by_layer(oracle, run, steps),
-    )
 
 
 def place(candidate: Deviations, floor: Sequence[Deviations], confidence: float) -> list[Place]:
@@ -245,74 +183,3 @@ def _placed(
     return Place(
         quantity, name, t + 1, values[t], band[t], statistic, limit, first[2] + 1 if first is not None else None, what
     )
-
-
-def _by_layer(oracle: Path, run: Path, steps: int) -> dict[str, dict[str, list[float]]]:
-    turned: dict[str, list[float]] = {}
-    stretched: dict[str, list[float]] = {}
-    for step in range(1, steps + 1):
-        ours, theirs = saved_gradients(run, step), saved_gradients(oracle, step)
-        if ours is None or theirs is None:
-            break
-        sums: dict[str, list[float]] = {}
-        for name, gradient in theirs.items():
-            found = re.search(r"\.layers\.(\d+)\.", name)
-            row = sums.setdefault(f"layer {found[1]}" if found else "the rest", [0.0, 0.0, 0.0])
-            a, b = ours[name].double().reshape(-1), gradient.double().reshape(-1)
-            row[0] += float(a @ b)
-            row[1] += float(a @ a)
-            row[2] += float(b @ b)
-        for layer, (product, own, other) in sums.items():
-            size = math.sqrt(own * other)
-            turned.setdefault(layer, []).append(math.sqrt(max(0.0, 2 - 2 * product / size)) if size else 0.0)
-            # Beside what all layers have in common: a wrong factor is the whole gradient's, not a layer's.
-            common = math.sqrt(sum(row[1] for row in sums.values())), math.sqrt(sum(row[2] for row in sums.values()))
-            apart = _log_ratio(math.sqrt(own), math.sqrt(other)) - _log_ratio(*common)
-            stretched.setdefault(layer, []).append(apart)
-    return {"layer_direction": turned, "layer_norm": stretched}
-
-
-def _log_ratio(own: float, other: float) -> float:
-    return math.log(max(own, NOTHING) / max(other, NOTHING))
-
-
-def _minus(own: float | None, other: float | None) -> float:
-    return math.nan if own is None or other is None else own - other
-
-
-@cache
-def student(probability: float, freedom: float) -> float:
-    """Quantile of Student's t, by bisection on the regularised incomplete beta function (Numerical Recipes 6.4)."""
-    low, high = 0.0, 1e6
-    for _ in range(200):
-        middle = (low + high) / 2
-        tail = 0.5 * _beta(freedom / 2, 0.5, freedom / (freedom + middle * middle))
-        low, high = (middle, high) if 1 - tail < probability else (low, middle)
-    return high
-
-
-def _beta(a: float, b: float, x: float) -> float:
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    if x < (a + 1) / (a + b + 2):
-        return front * _fraction(a, b, x) / a
-    return 1 - front * _fraction(b, a, 1 - x) / b
-
-
-def _fraction(a: float, b: float, x: float) -> float:
-    """Continued fraction of the incomplete beta function, by Lentz's method."""
-    tiny = 1e-300
-    c, d = 1.0, 1 / max(1 - (a + b) * x / (a + 1), tiny)
-    total = d
-    for m in range(1, 300):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / (1 + numerator * d or tiny)
-            c = 1 + numerator / c or tiny
-            total *= c * d
-        if abs(c * d - 1) < 1e-14:
-            break
-    return total

@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from traceforge_core.comparison.deviations import Deviations, deviations
 from traceforge_core.comparison.exact import compare_exactly
-from traceforge_core.comparison.noise import Deviations, deviations
 from traceforge_core.comparison.series import run_series
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError

@@ -4,7 +4,7 @@
     parity.max_loss, parity.steps[0].gradient
 
 Differences are absolute for losses and scores, relative for gradients, norms, rates and adapters; all are taken in
-float64. What they mean is for verdict.py (float32) and noise.py (bfloat16) to say.
+float64. What they mean is for tolerances.py (float32) and noise.py (bfloat16) to say.
 """
 
 from __future__ import annotations

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.comparison.detection import CLEAN, Detection, detection_in
-from traceforge_core.comparison.exact import CANDIDATES, STEPS, Planted, compare_exactly
+from traceforge_core.comparison.exact import STEPS, Planted, compare_exactly
 from traceforge_core.comparison.faults.registry import faults_of
 from traceforge_core.config import RunConfig, lay_over
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import write_json
+from traceforge_core.training.job import STRATEGIES
 
 FILE = "planted_faults.json"
 PAIRS_A_STEP = 2
@@ -53,7 +54,7 @@ def plant_faults(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -
     scratch = out_dir / "pairs"
     pairs, observed = _telling_pairs(inputs["datasets"], scratch)
     planted: dict[str, Planted] = {}
-    for kind in CANDIDATES:
+    for kind in STRATEGIES:
         planted[f"{kind}: {CLEAN}"] = kind, None
         for fault in faults_of(kind):
             if observed or fault.needs != "observations":

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.comparison.noise import Deviations, noise_band
+from traceforge_core.comparison.deviations import Deviations
+from traceforge_core.comparison.noise import noise_band
 from traceforge_core.comparison.parity import Parity
 from traceforge_core.training.records import StepRecord
 

@@ -48,7 +48,7 @@ def rehearse(
     """Train the oracle, measure its noise in bfloat16, and train the strategy clean and with each fault (all that it
     can have; names with an amount are allowed); in bfloat16 in float32 too, as the stage noise_floor does. An oracle
     and a noise floor that lie in `folder` already are used again."""
-    oracle = train_oracle_in(config, inputs, folder / "oracle")
+    oracle = _train_oracle_in(config, inputs, folder / "oracle")
     floor = Floor([])
     if config.model.dtype != "float32":
         floor = _floor(config, {**inputs, "oracle": oracle}, folder / "noise")
@@ -122,7 +122,7 @@ def clean_runs(
     return told
 
 
-def train_oracle_in(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Path:
+def _train_oracle_in(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Path:
     """The oracle's run in that folder, trained unless it is there."""
     job: Job = replace(oracle_job(config, inputs, out_dir / "run"), held_out=None)
     if not (job.out_dir / "training.json").exists():

@@ -19,6 +19,8 @@ from traceforge_core.runs.stopping import STOP
 Kind = Literal["sft", "oracle", "branch_parallel", "shared_prefix", "evaluate", "sample", "series"]
 TRAINING = ("sft", "oracle", "branch_parallel", "shared_prefix")
 """The kinds that train and leave an adapter; stages of the same names."""
+STRATEGIES: tuple[Kind, ...] = ("branch_parallel", "shared_prefix")
+"""Those that compute the oracle's function in another way, and are held against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Job:
     @property
     def hosts(self) -> int:
         """Machines that share the workers: more than one only for the strategies that have several workers."""
-        return self.config.hosts.count if self.kind in ("branch_parallel", "shared_prefix") and self.workers > 1 else 1
+        return self.config.hosts.count if self.kind in STRATEGIES and self.workers > 1 else 1
 
     @property
     def section(self) -> SftConfig | PreferenceConfig:

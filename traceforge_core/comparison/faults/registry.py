@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from traceforge_core.comparison.faults import exchanged, objective, prefix, scored, update
+from traceforge_core.training.job import STRATEGIES
 
 TWO_BRANCHES = ("branch_parallel",)
 ONE_SEQUENCE = ("shared_prefix",)
-ANY = ("branch_parallel", "shared_prefix")
 
 DATA, TOKENS, SCORE, LOSS = "data order", "scored tokens", "score", "loss"
 DIRECTION, NORM, RATE, ADAPTER = "gradient direction", "gradient norm", "learning rate", "adapter"
@@ -33,7 +33,7 @@ class Fault:
     name: str
     plant: Callable[[Any], Any]
     points_at: tuple[str, ...]
-    strategies: tuple[str, ...] = ANY
+    strategies: tuple[str, ...] = STRATEGIES
     needs: str | None = None
     stopped: bool = False
 
