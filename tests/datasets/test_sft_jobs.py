@@ -18,6 +18,7 @@ from traceforge_core.config import load_config
 from traceforge_core.datasets import sft_jobs
 from traceforge_core.datasets.build import build_datasets
 from traceforge_core.datasets.sft_jobs import plan
+from traceforge_core.datasets.splits import Side
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.trajectories.model import Trajectory
 
@@ -112,7 +113,9 @@ def test_jobs_hold_every_chosen_candidate_once_and_in_order(shape: list[tuple[in
     chosen = sorted(data.draw(st.sets(st.integers(0, total - 1)))) if total else []
     firsts = [0, *accumulate(counts)]
     found: list[int] = []
-    for job in plan(np.array(chosen, np.int64), counts, sizes):
+    sides: list[Side] = ["held_out" if n % 3 else "train" for n in range(len(shape))]
+    for job in plan(np.array(chosen, np.int64), counts, sizes, sides):
+        assert job.sides == tuple(sides[n] for n in job.trajectories)
         of_job = [firsts[n] + turn for n in job.trajectories for turn in range(counts[n])]
         found += [number for place, number in enumerate(of_job) if job.wanted is None or place in job.wanted]
         assert len(job.trajectories) <= sft_jobs.VERIFY_EVERY

@@ -37,8 +37,7 @@ def fit_history(lengths: Sequence[int], head: int, room: int, marker: Callable[[
         return Fit(0, rest)
     for left_out in range(1, len(lengths) - head):
         rest -= lengths[head + left_out - 1]
-        tokens = rest + marker(left_out)
-        if tokens <= room:
+        if rest <= room and (tokens := rest + marker(left_out)) <= room:
             return Fit(left_out, tokens)
     return None
 

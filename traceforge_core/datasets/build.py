@@ -23,25 +23,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from traceforge_core.config import DatasetsConfig, RunConfig
 from traceforge_core.datasets.budget import spread
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.given import given_candidates
+from traceforge_core.datasets.joining import JoinedFile
 from traceforge_core.datasets.pairs import Candidate, Surveyed, outcome_candidates, recovery_candidates, survey
-from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, SFT_SCHEMA, RowWriter
+from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, SFT_SCHEMA, RowWriter, keep_first
 from traceforge_core.datasets.preference import preference_pairs
 from traceforge_core.datasets.report import DatasetReport
 from traceforge_core.datasets.sampled import sampled_candidates
-from traceforge_core.datasets.sft import SftSample, candidate_turns
-from traceforge_core.datasets.sft_jobs import SampleJob, plan, samples_of
-from traceforge_core.datasets.splits import Side, split_cases
+from traceforge_core.datasets.sft import candidate_turns
+from traceforge_core.datasets.sft_jobs import Made, SampleJob, make_parts, plan
+from traceforge_core.datasets.splits import SIDES, Side, split_cases
 from traceforge_core.errors import TraceForgeError, page
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 from traceforge_core.runs.progress import ProgressFile, progress
 
 log = logging.getLogger(__name__)
-SIDES: tuple[Side, Side] = ("train", "held_out")
 LOG_EVERY = 500
 T = TypeVar("T")
 
@@ -66,12 +67,15 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
     side_of = split_cases(cases, settings.split)
 
     sizes = [record.head_size + record.completion_size for record in records]
+    sides = [side_of(record.case) for record in records]
     scratch = out_dir / ".samples"
 
-    def make(jobs: list[SampleJob]) -> Generator[Iterator[SftSample], None, None]:
-        return samples_of(jobs, corpus, renderer, inputs["model"], settings, scratch, report.dropped_samples)
+    def make(chosen: npt.NDArray[np.int64]) -> Generator[tuple[int, Made], None, None]:
+        jobs = plan(chosen, counts, sizes, sides)
+        with closing(make_parts(jobs, corpus, renderer, inputs["model"], settings, scratch)) as parts:
+            yield from ((_turns(job, counts), made) for job, made in zip(jobs, parts, strict=True))
 
-    _write_samples(counts, sizes, make, settings, side_of, out_dir, report)
+    _write_samples(sum(counts), make, settings, out_dir, report)
     shutil.rmtree(scratch, ignore_errors=True)
     with progress(out_dir, "making preference pairs", "cases", len(cases)) as told:
         by_case = _by_case(records, corpus, ready, settings, report)
@@ -114,43 +118,40 @@ def _survey(corpus: Corpus, settings: DatasetsConfig, out_dir: Path) -> tuple[li
 
 
 def _write_samples(
-    counts: list[int],
-    sizes: list[int],
-    make: Callable[[list[SampleJob]], Generator[Iterator[SftSample], None, None]],
+    candidates: int,
+    make: Callable[[npt.NDArray[np.int64]], Generator[tuple[int, Made], None, None]],
     settings: DatasetsConfig,
-    side_of: Callable[[str], Side],
     out_dir: Path,
     report: DatasetReport,
 ) -> None:
     """Write the samples. Where `max_samples` asks for fewer than there could be, candidates spread evenly over the
-    corpus are tried first, and more of them in the place of those that do not fit."""
-    candidates = sum(counts)
+    corpus are tried first, and more of them in the place of those that do not fit. `make` gives, for candidates by
+    number, how many of them each part of the work is about, and what it made of them."""
     wanted = settings.sft.max_samples or sys.maxsize
     untried, tries, written = np.arange(candidates), min(wanted, candidates), 0
     with ExitStack() as stack:
-        writers = {
-            side: stack.enter_context(RowWriter(out_dir / "sft" / f"{side}.parquet", SFT_SCHEMA)) for side in SIDES
+        files = {
+            side: stack.enter_context(JoinedFile(out_dir / "sft" / f"{side}.parquet", SFT_SCHEMA)) for side in SIDES
         }
         while len(untried) and written < wanted:
             take = spread(len(untried), tries)
             chosen = np.fromiter(map(take, range(len(untried))), bool, len(untried))
-            planned = plan(untried[chosen], counts, sizes)
             told = stack.enter_context(progress(out_dir, "making SFT samples", "turns", int(chosen.sum())))
-            with closing(make(planned)) as jobs:
-                for job, samples in zip(planned, jobs, strict=True):
-                    made = 0
-                    for sample in samples:  # all of a job's, so that what it drops is counted the same in every process
-                        if written == wanted:
-                            continue
-                        side = side_of(sample.case)
-                        writers[side].write(sample.row())
-                        report.add_sample(side, sample)
-                        written += 1
-                        made += 1
-                        told.add(1, samples=1)
-                        if written % LOG_EVERY == 0:
-                            log.info("%d SFT samples written", written)
-                    told.add(_turns(job, counts) - made)  # what it dropped, and what one sample has several of
+            with closing(make(untried[chosen])) as parts:
+                for turns, made in parts:
+                    report.dropped_samples.update(made.dropped)  # also beyond `wanted`: the same in every process
+                    samples = made.samples[: wanted - written]
+                    for side, part in made.parts.items():
+                        if len(samples) < len(made.samples):
+                            keep_first(part, sum(sample.side == side for sample in samples))
+                        files[side].append(part)
+                        part.unlink()
+                    for sample in samples:
+                        report.add_sample(sample)
+                    if (written + len(samples)) // LOG_EVERY > written // LOG_EVERY:
+                        log.info("%d SFT samples written", written + len(samples))
+                    written += len(samples)
+                    told.add(turns, samples=len(samples))
                     if written == wanted:
                         break
             untried = untried[~chosen]

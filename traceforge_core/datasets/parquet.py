@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -47,32 +48,23 @@ PREFERENCE_SCHEMA = pa.schema(
     ]
 )
 GROUP_ROWS = 1000
-GROUP_VALUES = 4_000_000
+GROUP_VALUES = 16_000_000
 """Tokens and characters in a row group, at most about: some tens of megabytes."""
-
-
 REPEATED = ("case", "trajectory_id", "miner", "tools", "chosen_trajectory", "rejected_trajectory")
-"""Columns whose values come again and again. A dictionary of the others would be built only to be given up."""
+"""Columns whose values come again and again. A dictionary of the others would be built only to be given up, and nobody
+looks for the least and greatest of them."""
 
 
 class RowWriter:
-    """Writes one file, Parquet or (for a name that ends in .arrow) Arrow's own format, which one process reads as fast
-    as another can write it. The file is there, with no rows, even where none is written."""
+    """Writes one Parquet file. It is there, with no rows, even where none is written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.rows = 0
         self._schema = schema
-        self._file: Any
-        if path.suffix == ".arrow":
-            self._file = pa.ipc.new_file(str(path), schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
-        else:
-            repeated = [name for name in schema.names if name in REPEATED]
-            self._file = pq.ParquetWriter(
-                path, schema, compression="zstd", compression_level=1, use_dictionary=repeated
-            )
-        self._pending: list[dict[str, Any]] = []
-        self._values = 0
+        self._file = _open(path, schema)
+        self._columns = [_Lists(f.type) if pa.types.is_list(f.type) else _Values(f.type) for f in schema]
+        self._pending = self._values = 0
 
     def __enter__(self) -> RowWriter:
         return self
@@ -83,17 +75,78 @@ class RowWriter:
         self._file.close()
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add one row with the schema's columns; lists may be numpy arrays."""
-        self._pending.append(row)
-        self._values += sum(len(value) for value in row.values() if not isinstance(value, int | float))
+        """Add one row with the schema's columns; lists may be numpy arrays, and are copied."""
+        for name, column in zip(self._schema.names, self._columns, strict=True):
+            value = row[name]
+            column.add(value)
+            if not isinstance(value, int | float):
+                self._values += len(value)
         self.rows += 1
-        if len(self._pending) >= GROUP_ROWS or self._values >= GROUP_VALUES:
+        self._pending += 1
+        if self._pending >= GROUP_ROWS or self._values >= GROUP_VALUES:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._pending:
-            return
-        columns = [pa.array([row[field.name] for row in self._pending], type=field.type) for field in self._schema]
-        self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema))
-        self._pending = []
-        self._values = 0
+        if self._pending:
+            arrays = [column.take() for column in self._columns]
+            self._file.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+            self._pending = self._values = 0
+
+
+def keep_first(path: Path, rows: int) -> None:
+    """Cut a file of these down to its first `rows`."""
+    scratch = path.with_suffix(".cut")
+    with pq.ParquetFile(path) as file, _open(scratch, file.schema_arrow) as kept:
+        for group in range(file.num_row_groups):
+            if not rows:
+                break
+            table = file.read_row_group(group).slice(0, rows)
+            kept.write_table(table)
+            rows -= table.num_rows
+    scratch.replace(path)
+
+
+def _open(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    repeated = [name for name in schema.names if name in REPEATED]
+    how: dict[str, Any] = {"use_dictionary": repeated, "write_statistics": repeated}
+    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **how)
+
+
+class _Values:
+    """A column of single values."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._values: list[Any] = []
+
+    def add(self, value: Any) -> None:
+        self._values.append(value)
+
+    def take(self) -> pa.Array:
+        """The values added since the last time."""
+        values, self._values = self._values, []
+        return pa.array(values, self._kind)
+
+
+class _Lists:
+    """A column of lists of numbers, one behind the other in memory that is used again for every row group: fresh memory
+    for each list costs more than all else that is done with it."""
+
+    def __init__(self, kind: pa.ListType) -> None:
+        self._kind = kind
+        self._numbers = np.empty(1 << 16, kind.value_type.to_pandas_dtype())
+        self._ends = [0]
+
+    def add(self, value: Any) -> None:
+        start, end = self._ends[-1], self._ends[-1] + len(value)
+        if end > len(self._numbers):
+            more = np.empty(max(end, 2 * len(self._numbers)), self._numbers.dtype)
+            more[:start] = self._numbers[:start]
+            self._numbers = more
+        self._numbers[start:end] = value
+        self._ends.append(end)
+
+    def take(self) -> pa.Array:
+        """The lists added since the last time, until the next is added."""
+        ends, self._ends = pa.array(self._ends, pa.int32()), [0]
+        return pa.ListArray.from_arrays(ends, pa.array(self._numbers[: ends[-1].as_py()]), self._kind)

@@ -1,7 +1,7 @@
 """What the two datasets are: counts, lengths, balance of the pairs, what was dropped and why, and that no case leaks.
 
 report = DatasetReport(config.datasets)
-report.add_sample("train", sample); report.add_pair("held_out", pair)
+report.add_sample(figures); report.add_pair("held_out", pair)
 figures = report.write(out_dir)        # report.json and report.md
 """
 
@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 
 from traceforge_core.config import DatasetsConfig
 from traceforge_core.datasets.preference import PreferencePair
-from traceforge_core.datasets.sft import IGNORED, SftSample
+from traceforge_core.datasets.sft_jobs import SampleFigures
 from traceforge_core.datasets.splits import Side, group_of
 from traceforge_core.errors import TraceForgeError
 
@@ -41,13 +40,11 @@ class DatasetReport:
         self._trimmed_samples = 0
         self._chosen_longer = 0
 
-    def add_sample(self, side: Side, sample: SftSample) -> None:
-        self.counts[f"sft_{side}"] += 1
-        tokens = len(sample.input_ids)
-        learned = int(np.count_nonzero(sample.labels != IGNORED))
-        self._lengths["sft: tokens in a sample"].append(tokens)
-        self._lengths["sft: tokens in the loss"].append(learned)
-        self._trimmed_samples += sample.trimmed_messages > 0
+    def add_sample(self, sample: SampleFigures) -> None:
+        self.counts[f"sft_{sample.side}"] += 1
+        self._lengths["sft: tokens in a sample"].append(sample.tokens)
+        self._lengths["sft: tokens in the loss"].append(sample.learned)
+        self._trimmed_samples += sample.trimmed > 0
 
     def add_pair(self, side: Side, pair: PreferencePair) -> None:
         self.counts[f"pairs_{side}"] += 1

@@ -157,24 +157,21 @@ class _BlockMaker:
             rest = slice(1 + head + fit.left_out, turn + 1)
             prompt = "".join([*texts[: 1 + head], *marker, *texts[rest], texts[-1]])
             if self._pieces_are_exact:
-                parts = [
-                    *pieces[: 1 + head],
-                    *([self._marker(fit.left_out)] if marker else []),
-                    *pieces[rest],
-                    pieces[-1],
-                ]
-                prompt_ids = np.concatenate(parts)
+                note = [self._marker(fit.left_out)] if marker else []
+                parts = [*pieces[: 1 + head], *note, *pieces[rest], pieces[-1]]
             else:
-                prompt_ids = self.renderer.id_arrays([prompt])[0]
-            over = len(prompt_ids) + len(completion_ids) - self.config.max_length
+                parts = self.renderer.id_arrays([prompt])
+            border = sum(map(len, parts))
+            over = border + len(completion_ids) - self.config.max_length
             if over <= 0:
                 break
             room -= over  # lengths of pieces are an estimate where the tokenizer merges across them
-        input_ids = np.concatenate([prompt_ids, completion_ids])
-        labels = input_ids.copy()
+        input_ids = np.concatenate([*parts, completion_ids])
         if self.config.loss_on == "completion":
-            labels[: len(prompt_ids)] = IGNORED
+            labels = np.full(len(input_ids), IGNORED, np.int32)
+            labels[border:] = completion_ids
         else:
+            labels = input_ids.copy()
             if self._pieces_are_exact:
                 # Turns that must never be learned stay out of the loss even in the plain baseline.
                 kept = [*range(head), *([None] if fit.left_out else []), *range(head + fit.left_out, turn)]

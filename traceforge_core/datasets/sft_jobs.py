@@ -1,57 +1,83 @@
 """SFT samples of a whole corpus: in this process, or in several for a corpus that is worth their start.
 
-    jobs = plan(chosen, counts, sizes)
-    for samples in samples_of(jobs, corpus, renderer, model_dir, config.datasets, scratch, dropped):
-        for sample in samples: ...
+    jobs = plan(chosen, counts, sizes, sides)
+    for made in make_parts(jobs, corpus, renderer, model_dir, config.datasets, scratch):
+        made.parts["train"], made.samples, made.dropped
 
 A job is some consecutive trajectories with what is wanted of them. It makes the same samples in whichever process, so
-that the dataset does not depend on how many there are. A worker writes a job's samples to an Arrow file, which is read
-one batch at a time and deleted: memory stays flat however large the samples are.
+that the dataset does not depend on how many there are. What it makes it leaves as Parquet files that only have to be
+joined (see `joining`), so that encoding and compressing the samples, which for style `blocks` are many times the text
+they are made of, is shared out too. Memory stays flat however large the samples are.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from traceforge_core.config import DatasetsConfig, SftDataConfig
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.parquet import SFT_SCHEMA, RowWriter
-from traceforge_core.datasets.sft import VERIFY_EVERY, SftSample, sft_samples
+from traceforge_core.datasets.sft import IGNORED, VERIFY_EVERY, sft_samples
+from traceforge_core.datasets.splits import SIDES, Side
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 from traceforge_core.processes.in_order import ShouldStop, in_order
+from traceforge_core.trajectories.model import Trajectory
 
 JOB_CHARACTERS = 16 << 20
 WORTH_WORKERS = 32 << 20
 """Characters of text from which on workers pay: they start in about two seconds of a core each, which tokenises some
 two to four million characters."""
-MOST_WORKERS = 8
-"""As many as one process can write the samples of."""
+MOST_WORKERS = 16
+"""Where nobody says how many: each holds some 400 MB of libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleJob:
-    """`trajectories` are positions in the corpus; `wanted` are the candidates to make (sft.candidate_turns), numbered
-    over all of these trajectories, or None for all. `characters` is how much text they are."""
+    """`trajectories` are positions in the corpus, `sides` where their cases belong; `wanted` are the candidates to make
+    (sft.candidate_turns), numbered over all of these trajectories, or None for all. `characters` is how much text they
+    are."""
 
     index: int
     trajectories: tuple[int, ...]
+    sides: tuple[Side, ...]
     wanted: frozenset[int] | None
     characters: int
 
 
-def plan(chosen: npt.NDArray[np.int64], counts: Sequence[int], sizes: Sequence[int]) -> list[SampleJob]:
+class SampleFigures(NamedTuple):
+    """A sample in numbers. `learned` are its tokens in the loss, `trimmed` the messages left out of its history."""
+
+    side: Side
+    tokens: int
+    learned: int
+    trimmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a job made: a Parquet file a side, the samples in the order they were made in, and how many were not made by
+    reason."""
+
+    parts: Mapping[Side, Path]
+    samples: list[SampleFigures]
+    dropped: dict[str, int]
+
+
+def plan(
+    chosen: npt.NDArray[np.int64], counts: Sequence[int], sizes: Sequence[int], sides: Sequence[Side]
+) -> list[SampleJob]:
     """Jobs for the candidates `chosen` (numbers over the whole corpus, ascending; int64), where trajectory n has
-    `counts[n]` candidates and `sizes[n]` characters."""
+    `counts[n]` candidates and `sizes[n]` characters, and lies on the side `sides[n]`."""
     firsts = np.concatenate([[0], np.cumsum(np.asarray(counts, np.int64))])
     owners = np.searchsorted(firsts, chosen, side="right") - 1
     numbers, starts = np.unique(owners, return_index=True)
@@ -68,88 +94,83 @@ def plan(chosen: npt.NDArray[np.int64], counts: Sequence[int], sizes: Sequence[i
         full = len(trajectories) == VERIFY_EVERY or characters >= JOB_CHARACTERS
         if full or end == len(chosen):
             some = frozenset(wanted) if len(wanted) < offset else None
-            jobs.append(SampleJob(len(jobs), tuple(trajectories), some, characters))
+            here = tuple(sides[number] for number in trajectories)
+            jobs.append(SampleJob(len(jobs), tuple(trajectories), here, some, characters))
             trajectories, wanted, offset, characters = [], [], 0, 0
     return jobs
 
 
-def samples_of(
+def make_parts(
     jobs: Sequence[SampleJob],
     corpus: Corpus,
     renderer: ChatRenderer,
     model_dir: Path,
     config: DatasetsConfig,
     scratch: Path,
-    dropped: Counter[str],
-) -> Generator[Iterator[SftSample], None, None]:
-    """The samples of each job in turn, the same for any number of `config.workers`. What is not made is counted in
-    `dropped` by reason. `scratch` is a folder for what workers hand over.
+) -> Generator[Made, None, None]:
+    """What each job makes, in turn, the same for any number of `config.workers`. The files lie in the folder `scratch`,
+    and are the caller's to delete.
 
     Raises TraceForgeError where a worker dies.
     """
+    scratch.mkdir(parents=True, exist_ok=True)
     workers = min(config.workers or min(os.cpu_count() or 1, MOST_WORKERS), len(jobs))
     if workers <= 1 or sum(job.characters for job in jobs) < WORTH_WORKERS:
         for job in jobs:
-            yield _make(job, corpus, renderer, config.sft, dropped)
+            yield _make(job, corpus, renderer, config.sft, scratch, lambda: False)
         return
-    scratch.mkdir(parents=True, exist_ok=True)
     make = partial(_make_in_worker, str(corpus.ingest_dir), str(model_dir), config.sft, str(scratch))
     when_one_dies = (
         "A process that was tokenising SFT samples died, most likely for want of memory. Set datasets.workers lower "
         "(1: no further processes) and run it again."
     )
     with closing(in_order(make, jobs, workers, when_one_dies)) as results:
-        for job, reasons in zip(jobs, results, strict=True):
-            dropped.update(reasons)
-            yield _read(_file_of(job, scratch))
+        yield from results
 
 
 def _make(
-    job: SampleJob, corpus: Corpus, renderer: ChatRenderer, config: SftDataConfig, dropped: Counter[str]
-) -> Iterator[SftSample]:
+    job: SampleJob,
+    corpus: Corpus,
+    renderer: ChatRenderer,
+    config: SftDataConfig,
+    scratch: Path,
+    should_stop: ShouldStop,
+) -> Made:
+    side_of: dict[str, Side] = {}
+    parts = {side: scratch / f"{side}-{job.index:06d}.parquet" for side in SIDES}
+    made = Made(parts, [], {})
+    dropped: Counter[str] = Counter()
+
+    def read() -> Iterator[Trajectory]:
+        for number, side in zip(job.trajectories, job.sides, strict=True):
+            trajectory = corpus.at(number)
+            side_of[trajectory.trajectory_id] = side
+            yield trajectory
+
     def keep(number: int) -> bool:
         return job.wanted is None or number in job.wanted
 
-    return sft_samples((corpus.at(number) for number in job.trajectories), renderer, config, keep, dropped)
+    with ExitStack() as stack:
+        writers = {side: stack.enter_context(RowWriter(part, SFT_SCHEMA)) for side, part in parts.items()}
+        for sample in sft_samples(read(), renderer, config, keep, dropped):
+            if should_stop():
+                break
+            side = side_of[sample.trajectory_id]
+            writers[side].write(sample.row())
+            learned = int(np.count_nonzero(sample.labels != IGNORED))
+            made.samples.append(SampleFigures(side, len(sample.input_ids), learned, sample.trimmed_messages))
+    made.dropped.update(dropped)
+    return made
 
 
 def _make_in_worker(
     ingest_dir: str, model_dir: str, config: SftDataConfig, scratch: str, job: SampleJob, should_stop: ShouldStop
-) -> dict[str, int]:
-    """Write a job's samples. Returns what was not made."""
+) -> Made:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are taken by the other workers
     corpus, renderer = _opened(ingest_dir, model_dir)
-    dropped: Counter[str] = Counter()
-    with RowWriter(_file_of(job, Path(scratch)), SFT_SCHEMA) as writer:
-        for sample in _make(job, corpus, renderer, config, dropped):
-            if should_stop():
-                break
-            writer.write(sample.row())
-    return dict(dropped)
+    return _make(job, corpus, renderer, config, Path(scratch), should_stop)
 
 
 @lru_cache(maxsize=1)
 def _opened(ingest_dir: str, model_dir: str) -> tuple[Corpus, ChatRenderer]:
     return Corpus(Path(ingest_dir), groups_kept=2), load_renderer(Path(model_dir))
-
-
-def _file_of(job: SampleJob, scratch: Path) -> Path:
-    return scratch / f"samples-{job.index:06d}.arrow"
-
-
-def _read(path: Path) -> Iterator[SftSample]:
-    """The samples of a worker's file, which is then deleted."""
-    with pa.memory_map(str(path)) as source:
-        batches = pa.ipc.open_file(source)
-        for number in range(batches.num_record_batches):
-            batch = batches.get_batch(number)
-            plain = [name for name in SftSample.__slots__ if name not in ("input_ids", "labels")]
-            values = {name: batch.column(name).to_pylist() for name in plain}
-            ids, labels = (batch.column(name) for name in ("input_ids", "labels"))
-            borders = ids.offsets.to_numpy().tolist()
-            ids, labels = ids.values.to_numpy(), labels.values.to_numpy()
-            for row in range(batch.num_rows):
-                here = slice(borders[row], borders[row + 1])
-                own = {name: column[row] for name, column in values.items()}
-                yield SftSample(**own, input_ids=ids[here], labels=labels[here])
-    path.unlink()

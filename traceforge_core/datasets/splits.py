@@ -13,6 +13,7 @@ from typing import Literal
 from traceforge_core.config import SplitConfig
 
 Side = Literal["train", "held_out"]
+SIDES: tuple[Side, Side] = ("train", "held_out")
 
 
 def split_cases(cases: Iterable[str], config: SplitConfig) -> Callable[[str], Side]:
