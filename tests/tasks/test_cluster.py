@@ -96,7 +96,9 @@ def test_a_dask_cluster_reads_the_same_and_an_interrupted_ingest_goes_on_there(
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_without_an_address_a_cluster_is_started_here_and_ended(corpus: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip(f"prefect_{kind}", reason=f"the extra `{kind}` is not installed")
-    runs = tmp_path / "runs"
+    plain, runs = tmp_path / "plain", tmp_path / "runs"
+    plain.mkdir()
+    ingest(configure(corpus), {}, plain)
     traceforge(config=configure(corpus, cluster=kind), stages=["ingest"], runs_dir=str(runs))
     result = Run(next(path for path in runs.iterdir() if path.is_dir())).result("ingest")
     assert result is not None
@@ -106,6 +108,7 @@ def test_without_an_address_a_cluster_is_started_here_and_ended(corpus: Path, tm
         "duplicates": 1,
         "quarantined": 1,
     }
+    assert contents(result.path) == contents(plain)
 
 
 @pytest.mark.slow

@@ -209,6 +209,15 @@ def test_any_bytes_at_all_are_set_aside(tmp_path: Path, data: bytes):
     read_all(tmp_path, b"PAR1" + data, "x.parquet")
 
 
+def test_several_documents_torn_at_any_byte_are_read_or_set_aside(tmp_path: Path):
+    whole = json.dumps(SAMPLES["chat"], indent=1).encode()
+    data = whole + b"\n" + json.dumps(SAMPLES["mini-v2"], indent=1).encode()
+    for end in range(len(data)):
+        items = read_all(tmp_path, data[:end])
+        assert sum(isinstance(item, Trajectory) for item in items) == (end >= len(whole))
+        assert len(items) == 1 + (end > len(whole) + 1)
+
+
 def test_packed_files_torn_at_any_byte_are_set_aside(tmp_path: Path):
     data = gzip.compress(as_file(SAMPLES["mini-v2"]))
     for end in range(len(data) - 1):

@@ -19,7 +19,7 @@ from traceforge_core.trajectories import parsing, reading
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.parsing import array_items, parse
 from traceforge_core.trajectories.reading import split
-from traceforge_core.trajectories.survey import survey
+from traceforge_core.trajectories.survey import Unit, survey
 
 
 def lines(*values: Any) -> str:
@@ -129,7 +129,7 @@ DEEP = {"name": "f", "arguments": '{"a":' * 300 + "1" + "}" * 300}
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "git_lfs_pointer", "git lfs pull"),
         (json.dumps({"messages": []}).encode("utf-16-le"), "not_utf8", "UTF-16 without a byte-order mark"),
-        (json.dumps({"a": 1}, indent=1).encode() * 2, "invalid_json", "one a line, as `jq -c .`"),
+        (lines(chat_row()).encode() + b'{"a": 1} {"b": 2}\n', "invalid_json", "one a line, as `jq -c .`"),
         (b'{"messages": []}', "unknown_format", "messages is empty"),
         (b'{"messages": null}', "unknown_format", "messages is null"),
         (b'{"messages": [7]}', "unknown_format", "messages[0] is a int"),
@@ -326,6 +326,65 @@ def test_a_list_is_taken_apart_at_any_chunk_size(tmp_path: Path, monkeypatch: py
     path.write_text(json.dumps(items)[:-3])
     with pytest.raises(Unreadable, match="middle of an array"):
         list(array_items(path))
+
+
+def test_documents_one_behind_the_other_are_read_as_what_each_is(shared_trajectories: Path, write, run_ingest):
+    names = ["mini-swe-agent-v2/3.traj.json", "swe-agent/3.traj", "atif/2.json", "openhands-completions/1.json"]
+    values = [json.loads((shared_trajectories / name).read_text(encoding="utf-8")) for name in names]
+    folder = write("all.json", "\n\n".join(json.dumps(value, indent=4) for value in values) + "\n")
+    alone = [item for name in names for item in reading.read_unit(shared_trajectories, Unit((name,)))]
+    together = run_ingest(folder)
+    assert [t.source for t in together.trajectories] == [f"all.json#{number}" for number in range(4)]
+    assert [t.messages for t in together.trajectories] == [t.messages for t in alone]
+    assert [t.format for t in together.trajectories] == [
+        "mini-swe-agent-v2", "swe-agent", "atif", "openhands-completions",
+    ]  # fmt: skip
+    assert (together.figures["found"], together.figures["quarantined"]) == (4, 0)
+
+
+@pytest.mark.parametrize("between", ["", "\n", ",\n", "\x1e", "\r\n\r\n"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_whatever_stands_between_documents_none_is_lost(write, run_ingest, between: str, indent: int | None):
+    texts = [json.dumps(chat_row(f'{n} "{{[" \\'), indent=indent) for n in range(60)]
+    start = between if between == "\x1e" else ""  # RFC 7464
+    result = run_ingest(write("rows.json", start + between.join(texts)))
+    assert result.figures["read"] == 60 and result.figures["quarantined"] == 0
+
+
+def test_a_log_may_be_pretty_printed_too(write, run_ingest):
+    event = {"type": "user", "uuid": "u1", "sessionId": "s", "message": {"role": "user", "content": "hi"}}
+    answer = {**event, "type": "assistant", "uuid": "u2", "parentUuid": "u1"}
+    answer["message"] = {"role": "assistant", "id": "m", "content": [{"type": "text", "text": "ho"}]}
+    folder = write("session.json", json.dumps(event, indent=2) + json.dumps(answer, indent=2))
+    (trajectory,) = run_ingest(folder).trajectories
+    assert trajectory.format == "claude-code" and [m.content for m in trajectory.messages] == ["hi", "ho"]
+
+
+def test_of_several_documents_the_broken_ones_are_set_aside_and_counted(write, run_ingest):
+    good = [json.dumps(mini_v2(f"a__b-{n}"), indent=2) for n in range(3)]
+    broken = json.dumps({"a": 1}, indent=2).replace("1", "one")
+    folder = write("all.json", "\n".join([good[0], "no JSON", good[1], broken, "7", good[2], good[0][:200]]))
+    result = run_ingest(folder)
+    assert [t.case for t in result.trajectories] == ["a__b-0", "a__b-1", "a__b-2"]
+    assert [(row["source"], row["reason"]) for row in result.quarantine] == [
+        ("all.json#1", "invalid_json"),
+        ("all.json#3", "invalid_json"),
+        ("all.json#4", "unknown_format"),
+        ("all.json#6", "invalid_json"),
+    ]
+    assert "ends in the middle" in result.quarantine[-1]["detail"]
+
+
+def test_documents_are_read_one_by_one_however_large_their_file(write, run_ingest, monkeypatch: pytest.MonkeyPatch):
+    for module in (parsing, reading):
+        monkeypatch.setattr(module, "DOCUMENT_LIMIT", 2000)
+    monkeypatch.setattr(parsing, "CHUNK_BYTES", 64)
+    texts = [json.dumps(chat_row(f'{n} "]}}"'), indent=1) for n in range(60)]
+    write("all.json", "\n".join(texts))
+    folder = write("all.json.gz", gzip.compress("\n".join([*texts[:3], json.dumps(chat_row("x" * 3000))]).encode()))
+    result = run_ingest(folder)
+    assert (result.figures["read"], result.figures["duplicates"]) == (60, 3)
+    assert [(row["source"], row["reason"]) for row in result.quarantine] == [("all.json.gz#3", "too_large")]
 
 
 def test_parse_says_where_it_failed():

@@ -31,6 +31,7 @@ HEAD_BYTES = 4096
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
 PACKED_SUFFIXES = (".gz", ".zst")
 _BRACKET_OR_QUOTE = re.compile(rb'["\[\]{}]')
+_BETWEEN = b"\xef\xbb\xbf\x1e, \t\r\n"  # what may stand around documents: RFC 7464 begins each with a record separator
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -121,40 +122,76 @@ def parse(data: bytes) -> Any:
 
 
 def array_items(path: Path) -> Iterator[Any]:
-    """The objects and arrays of a JSON array that is too large to be parsed at once, one by one.
+    """The items of a JSON array that is too large to be parsed at once, one by one; an Unreadable in place of one that
+    is no JSON.
 
-    Only brackets and strings are looked at to find where an item ends; `parse` then reads it. Raises Unreadable where
-    the file is no array, ends in the middle, or holds an item above the limit.
+    Raises Unreadable where the file is no array, ends in the middle, or holds an item above the limit.
     """
     with open_bytes(path) as file:
-        buffer = file.read(CHUNK_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
-        if not buffer.startswith(b"["):
+        head = file.read(CHUNK_BYTES).lstrip(_BETWEEN)
+        if not head.startswith(b"["):
             raise Unreadable("too_large", f"one JSON document of more than {DOCUMENT_LIMIT >> 20} MiB; write JSONL")
-        depth, start, position = 0, 0, 0
-        while True:
-            found = _BRACKET_OR_QUOTE.search(buffer, position)
-            string_end = _STRING.match(buffer, found.start()) if found and found.group() == b'"' else None
-            if found is None or (found.group() == b'"' and string_end is None):
-                position = found.start() if found else len(buffer)
-                keep = start if depth > 1 else position
-                if len(buffer) - keep > DOCUMENT_LIMIT:
-                    raise Unreadable("too_large", f"an item of more than {DOCUMENT_LIMIT >> 20} MiB in an array")
-                more = file.read(max(CHUNK_BYTES, len(buffer) - keep))
-                if not more:
-                    raise Unreadable("invalid_json", "the file ends in the middle of an array")
-                buffer, start, position = buffer[keep:] + more, start - keep, position - keep
-            elif string_end is not None:
-                position = string_end.end()
-            else:
-                position = found.end()
-                opens = found.group() in b"[{"
-                depth += 1 if opens else -1
-                if opens and depth == 2:
-                    start = found.start()
-                elif not opens and depth == 1:
-                    yield parse(buffer[start:position])
-                elif depth == 0:
-                    return
+        for piece in _pieces(file, head, 1):
+            try:  # what stands between objects and arrays may be several plain values
+                yield from [parse(piece)] if piece[:1] in (b"{", b"[") else parse(b"[" + piece + b"]")
+            except Unreadable as problem:
+                yield problem
+
+
+def documents(path: Path) -> Iterator[Any]:
+    """The JSON objects and arrays that stand one behind the other in a file, over however many lines each (what `jq .`
+    writes); an Unreadable in place of one that is no JSON, of what else stands between them, and of a torn end."""
+    with open_bytes(path) as file:
+        try:
+            for piece in _pieces(file, file.read(CHUNK_BYTES).lstrip(_BETWEEN), 0):
+                try:
+                    yield parse(piece)
+                except Unreadable as problem:
+                    yield problem
+        except Unreadable as problem:
+            yield problem
+
+
+def _pieces(file: IO[bytes], buffer: bytes, level: int) -> Iterator[bytes]:
+    """The bytes of each object and array that opens `level` brackets deep, and of what else stands between them.
+
+    Only brackets and strings are looked at to find where one ends. Raises Unreadable where the file ends in the middle
+    of one, a bracket closes nothing, or one is above the limit.
+    """
+    depth, start, position = 0, 0, 0
+    while True:
+        found = _BRACKET_OR_QUOTE.search(buffer, position)
+        string_end = _STRING.match(buffer, found.start()) if found and found.group() == b'"' else None
+        if found is None or (found.group() == b'"' and string_end is None):
+            position = found.start() if found else len(buffer)
+            if len(buffer) - start > DOCUMENT_LIMIT:
+                raise Unreadable("too_large", f"a document or item of more than {DOCUMENT_LIMIT >> 20} MiB")
+            more = file.read(max(CHUNK_BYTES, len(buffer) - start))
+            if not more and (depth or level or found):
+                raise Unreadable("invalid_json", f"the file ends in the middle of {'an array' if level else 'it'}")
+            if not more:
+                break
+            buffer, start, position = buffer[start:] + more, 0, position - start
+        elif string_end is not None:
+            position = string_end.end()
+        else:
+            opens = found.group() in b"[{"
+            if depth == level:
+                if between := buffer[start : found.start()].strip(_BETWEEN):
+                    yield between
+                start = found.start()
+            position = found.end()
+            depth += 1 if opens else -1
+            if depth == level:
+                if not opens:
+                    yield buffer[start:position]
+                start = position
+            elif depth < 0:
+                raise Unreadable("invalid_json", "a bracket closes nothing")
+            elif depth < level:
+                return  # the end of the array
+    if rest := buffer[start:].strip(_BETWEEN):
+        yield rest
 
 
 def _as_utf8(data: bytes) -> bytes:

@@ -4,8 +4,9 @@
         for item in read_unit(folder, unit):    # Trajectory or Quarantined
             ...
 
-The format is found by content. A file may be one JSON document, JSON Lines, or Parquet, packed or not; it may hold one
-trajectory or many. Whatever cannot be read becomes a `Quarantined` with its reason; nothing raises and nothing is lost.
+The format is found by content. A file may be one JSON document or several, JSON Lines, or Parquet, packed or not; it
+may hold one trajectory or many. Whatever cannot be read becomes a `Quarantined` with its reason; nothing raises and
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from traceforge_core.trajectories.parsing import (
     DOCUMENT_LIMIT,
     ZSTD_MAGIC,
     array_items,
+    documents,
     open_bytes,
     parse,
     read_head,
@@ -153,15 +155,24 @@ def _values(path: Path) -> Iterator[_Found]:
     except Unreadable as problem:
         if problem.reason != "too_large":
             raise
-        yield from _known_rows(((str(i), row) for i, row in enumerate(array_items(path))), "#")
+        if (several := _several_documents(path)) is not None:
+            yield from _rows_or_log(several, "#")
+        else:
+            yield from _known_rows(((str(i), row) for i, row in enumerate(array_items(path))), "#")
         return
     try:
         value = parse(data)
     except Unreadable as problem:
-        if problem.reason != "invalid_json" or not _looks_like_lines(data):
+        if problem.reason != "invalid_json":
             raise
+        lines = _looks_like_lines(data)
         del data
-        yield from _lines(path)
+        if lines:
+            yield from _lines(path)
+        elif (several := _several_documents(path)) is not None:
+            yield from _rows_or_log(several, "#")
+        else:
+            raise
         return
     del data
     yield from _document(value)
@@ -219,14 +230,28 @@ def _document(value: Any) -> Iterator[_Found]:
 
 def _lines(path: Path) -> Iterator[_Found]:
     """JSON Lines: a log, where the first lines together are one, else rows."""
-    lines = _parsed_lines(path)
-    sample = list(islice(lines, SAMPLE_LINES))
+    return _rows_or_log(_parsed_lines(path), ":")
+
+
+def _several_documents(path: Path) -> Iterator[tuple[int, Any]] | None:
+    """(number from 0, value) of the documents of a file that begins with a whole one and does not end there; else
+    None."""
+    found = enumerate(documents(path))
+    first = list(islice(found, 2))
+    if len(first) < 2 or not isinstance(first[0][1], (dict, list)):
+        return None
+    return chain(first, found)
+
+
+def _rows_or_log(values: Iterator[tuple[int, Any]], mark: str) -> Iterator[_Found]:
+    """Numbered values of a file: a log, where the first together are one, else rows."""
+    sample = list(islice(values, SAMPLE_LINES))
     form = detect([value for _, value in sample if not isinstance(value, Unreadable)], logs=True)
     rows_known = form is None or any(detect(value) for _, value in sample[:3] if not isinstance(value, Unreadable))
     if form is None or rows_known:
-        yield from _known_rows(_numbered(chain(sample, lines)), ":")
+        yield from _known_rows(_numbered(chain(sample, values)), mark)
         return
-    everything = [value for _, value in chain(sample, lines)]
+    everything = [value for _, value in chain(sample, values)]
     good = [value for value in everything if not isinstance(value, Unreadable)]
     yield _Found("", good, form, len(everything) - len(good))
 
