@@ -1,0 +1,41 @@
+"""The report's part on held-out data: strategies that agree with the oracle may all be worse than they began."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.comparison.test_parity import stage
+from traceforge_core.comparison.compare import compare
+from traceforge_core.config import RunConfig
+
+
+def measured(margin: float) -> dict[str, Any]:
+    pairs = {"accuracy": 0.625, "margin": margin, "score_chosen": -1.25, "score_rejected": -2.5}
+    return {"pairs": pairs | {"length_correlation": 0.375}, "actions": {"loss": 3.125, "token_accuracy": 0.4375}}
+
+
+def report_with(tmp_path: Path, models: dict[str, Any]) -> str:
+    folders = {"oracle": stage(tmp_path / "oracle"), "branch_parallel": stage(tmp_path / "bp")}
+    for name in ("evaluate", "compare"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "evaluate" / "evaluation.json").write_text(json.dumps({"models": models}))
+    figures = compare(RunConfig(), folders | {"evaluate": tmp_path / "evaluate"}, tmp_path / "compare")
+    assert figures["verdict"] == "pass"
+    return (tmp_path / "compare" / "report.md").read_text()
+
+
+def test_every_model_is_shown_with_pairs_and_actions_and_one_that_got_worse_is_named(tmp_path: Path) -> None:
+    models = {"base": measured(0.0), "sft": measured(0.5), "oracle": measured(0.25), "branch_parallel": measured(0.75)}
+    report = report_with(tmp_path, models)
+    held_out = report.split("## On held-out data")[1].split("\n## ")[0]
+    assert "| branch_parallel | 0.625 | 0.75 | -1.25 | -2.5 | 0.375 | 3.125 | 0.4375 |" in held_out
+    assert [name for name in models if f"\n| {name} |" in held_out] == list(models)
+    assert "oracle has a smaller margin on held-out pairs (0.25) than sft, from which it started (0.5)" in held_out
+    assert "branch_parallel has a smaller margin" not in held_out
+
+
+def test_what_was_not_measured_is_a_dash(tmp_path: Path) -> None:
+    report = report_with(tmp_path, {"base": {"pairs": None, "actions": {"loss": 3.125, "token_accuracy": 0.4375}}})
+    assert "| base | - | - | - | - | - | 3.125 | 0.4375 |" in report
