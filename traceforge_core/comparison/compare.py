@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.comparison.deviations import deviations
-from traceforge_core.comparison.noise import judge_by_noise, place
+from traceforge_core.comparison.noise import allowed_at_steps, judge_by_noise, place
 from traceforge_core.comparison.noise_floor import Floor, read_exact, read_floor
 from traceforge_core.comparison.parity import Parity, measure, read_steps, read_training
 from traceforge_core.comparison.planted_faults import read_planted
 from traceforge_core.comparison.plots import plot_differences, plot_losses, plot_margins
 from traceforge_core.comparison.report import Compared, Trained, write_report
-from traceforge_core.comparison.tolerances import judge_exactly
+from traceforge_core.comparison.tolerances import judge_exactly, step_limits
 from traceforge_core.comparison.verdict import Finding, Verdict, judge_without_yardstick
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
@@ -61,7 +61,9 @@ def compare(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dic
     curves = {one.name: one.steps for one in compared}
     plot_losses(reference.steps, curves, out_dir / "loss.png")
     plot_margins(reference.steps, curves, out_dir / "margin.png")
-    plot_differences({one.name: one.parity for one in compared}, floor.runs, out_dir / "difference.png")
+    measured = {one.name: one.parity for one in compared}
+    allowed = _allowed(config, oracle, inputs, measured, floor)
+    plot_differences(measured, floor.runs, allowed, out_dir / "difference.png")
     planted = read_planted(inputs["planted_faults"]) if "planted_faults" in inputs else None
     if planted is not None:
         overall = max(overall, planted["verdict"], key=SEVERITY.__getitem__)
@@ -79,6 +81,27 @@ def judge(config: RunConfig, oracle: Path, candidate: Path, parity: Parity, floo
     steps = floor.runs[0].steps
     places = place(deviations(oracle, candidate, steps), floor.runs, config.comparison.confidence)
     return judge_by_noise(parity, places, config.comparison, len(floor.runs))
+
+
+def _allowed(
+    config: RunConfig, oracle: Path, inputs: Mapping[str, Path], measured: Mapping[str, Parity], floor: Floor
+) -> dict[str, list[float]]:
+    """What loss and gradient's length may differ by at each step, by the strictest strategy's limits."""
+    if config.model.dtype == "float32":
+        limits = [step_limits(parity, config.comparison) for parity in measured.values()]
+        rows = {"loss": [[at.loss for at in its] for its in limits]}
+        rows["norm"] = [[at.gradient for at in its] for its in limits]
+    elif floor.runs:
+        steps = floor.runs[0].steps
+        comparable = [name for name, parity in measured.items() if parity.steps and not parity.unequal]
+        runs = [deviations(oracle, _compared_folder(inputs[name]), steps) for name in comparable]
+        rows = {
+            name: [allowed_at_steps(run, floor.runs, config.comparison.confidence, name) for run in runs]
+            for name in ("loss", "norm")
+        }
+    else:
+        return {}
+    return {name: [min(at) for at in zip(*its, strict=False)] for name, its in rows.items()}
 
 
 def _together(outcome: str, exact: dict[str, Any] | None) -> str:

@@ -34,6 +34,7 @@ SIGNED = {
 }
 DISTANCES = {"direction": "gradient direction", "adapter": "adapter"}
 NAMES = {"score_chosen": "score chosen", "score_rejected": "score rejected", "moved": "length of the adapter's way"}
+RATIOS = {"gradient norm", "gradient length, worst layer", NAMES["moved"]}
 WINDOW = 1  # steps on either side whose noise is pooled with a step's own
 ROUNDING = 1e-6  # no noise is taken to be smaller: float32 itself is not finer
 SPREAD_OF_DISTANCES = 0.15  # log units; a few runs of one kind may by chance be closer than the next right one
@@ -44,17 +45,40 @@ ALLOWED = 1.5
 def place(candidate: Deviations, floor: Sequence[Deviations], confidence: float) -> list[Place]:
     """The candidate's place in every quantity, in the order of the chain. Needs at least three runs in the floor."""
     steps = min(candidate.steps, *(run.steps for run in floor))
-    layers = [name for name in candidate.layer_norm if all(name in run.layer_norm for run in floor)]
-    signed = {name: quantity for name, quantity in SIGNED.items() if all(getattr(run, name) for run in floor)}
-    tests = 2 * steps * (len(signed) + len(DISTANCES)) + 2 * sum(len(candidate.layer_norm[name]) for name in layers)
-    chance = (1 - confidence) / tests
+    chance = _chance(candidate, floor, confidence)
     rows = []
-    for name, quantity in signed.items():
+    for name, quantity in _signed(floor).items():
         rows.append(_place_signed(name, quantity, candidate, floor, steps, chance))
     for name, quantity in DISTANCES.items():
         rows.append(_place_distance(name, quantity, candidate, floor, steps, chance))
-    rows += _place_layers(candidate, floor, layers, chance)
+    rows += _place_layers(candidate, floor, _layers(candidate, floor), chance)
     return rows
+
+
+def allowed_at_steps(candidate: Deviations, floor: Sequence[Deviations], confidence: float, name: str) -> list[float]:
+    """What a quantity with a sign may differ by at each step. (Its mean over steps has a limit of its own.)"""
+    limit = _student_at_step(_chance(candidate, floor, confidence), len(floor))
+    return [noise * ALLOWED * limit for noise in noise_band(floor, name)]
+
+
+def _signed(floor: Sequence[Deviations]) -> dict[str, str]:
+    return {name: quantity for name, quantity in SIGNED.items() if all(getattr(run, name) for run in floor)}
+
+
+def _layers(candidate: Deviations, floor: Sequence[Deviations]) -> list[str]:
+    return [name for name in candidate.layer_norm if all(name in run.layer_norm for run in floor)]
+
+
+def _chance(candidate: Deviations, floor: Sequence[Deviations], confidence: float) -> float:
+    """That one test calls a right candidate wrong, so that all of them together keep the confidence."""
+    steps = min(candidate.steps, *(run.steps for run in floor))
+    tests = 2 * steps * (len(_signed(floor)) + len(DISTANCES))
+    tests += 2 * sum(len(candidate.layer_norm[name]) for name in _layers(candidate, floor))
+    return (1 - confidence) / tests
+
+
+def _student_at_step(chance: float, runs: int) -> float:
+    return student(1 - chance / 2, runs * (1 + 2 * WINDOW))
 
 
 def judge_by_noise(parity: Parity, places: Sequence[Place], tolerances: ComparisonConfig, runs: int) -> Verdict:
@@ -101,7 +125,7 @@ def _place_signed(
     own = [value / (noise * ALLOWED) for value, noise in zip(getattr(candidate, name)[:steps], band, strict=False)]
     others = [[value / noise for value, noise in zip(getattr(run, name), band, strict=False)] for run in floor]
     runs = len(floor)
-    at_step, drifting = student(1 - chance / 2, runs * (1 + 2 * WINDOW)), student(1 - chance / 2, runs)
+    at_step, drifting = _student_at_step(chance, runs), student(1 - chance / 2, runs)
     tests = []
     for t in range(steps):
         tests.append((abs(own[t]), at_step, t, "at that step"))
@@ -177,9 +201,9 @@ def _placed(
         statistic, limit, t, where = max(
             (test for test in left if test[2] == first[2]), key=lambda test: test[0] / test[1]
         )
-    what = (
-        f"{name} differs by {values[t]:.2g}, {statistic:.3g} times the oracle's own noise {where} (limit {limit:.3g})"
-    )
+    # Lengths are compared as logarithms of their ratio, and told as people would.
+    differs = f"{math.expm1(values[t]):.2%}" if name in RATIOS else f"{values[t]:.2g}"
+    what = f"{name} differs by {differs}, {statistic:.3g} times the oracle's own noise {where} (limit {limit:.3g})"
     return Place(
         quantity, name, t + 1, values[t], band[t], statistic, limit, first[2] + 1 if first is not None else None, what
     )

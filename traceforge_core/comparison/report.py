@@ -18,6 +18,10 @@ from traceforge_core.runs import write_json
 from traceforge_core.training.records import StepRecord
 
 MOST_STEPS = 40
+TESTS = (
+    "A test is the difference in units of its float32 limit, or of 1.5 times the oracle's own noise; of a distance "
+    "(gradient direction, adapter), how many spreads of the noise it lies above that: negative where it is closer."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +153,8 @@ def _verdict_parts(one: Compared) -> list[Part]:
             ]
             for place in one.verdict.places
         ]
-        header = ["quantity", "difference", "noise or limit", "in units of it", "may be", "at step", "leaves at"]
-        parts.append(Table(header, rows))
+        header = ["quantity", "difference", "noise or limit", "test", "may be", "at step", "leaves at"]
+        parts += [Table(header, rows), Text(TESTS)]
     if one.exact is not None:
         parts.append(Text(f"In float32, on pairs cut short: **{one.exact['outcome']}**"))
         parts.append(Bullets(one.exact["reasons"]))

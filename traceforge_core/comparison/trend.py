@@ -13,17 +13,9 @@ from typing import Any
 from traceforge_core.comparison.document import Bullets, Heading, Part, Picture, Table, Text, html, markdown
 from traceforge_core.comparison.drift import drifts
 from traceforge_core.comparison.history import Entry, blame
+from traceforge_core.comparison.plots import SMALLEST, STYLES
 
 MARKS = {"fail": "#a40e26", "error": "#5a32a3", "undecided": "#b08800"}
-SMALLEST = 1e-16  # where a difference is exactly 0: float64's own resolution of 1
-# Lines that should lie on each other are drawn so that each is seen: the oracle's broad and below, the others over it.
-STYLES: dict[str, dict[str, Any]] = {
-    "base": {"color": "0.6", "marker": ".", "linestyle": ":"},
-    "sft": {"color": "#2da44e", "marker": "."},
-    "oracle": {"color": "black", "alpha": 0.35, "linewidth": 4},
-    "branch_parallel": {"color": "#0969da", "marker": "."},
-    "shared_prefix": {"color": "#d4762c", "marker": ".", "linestyle": "--"},
-}
 SHOWN = (
     ("max loss difference", "|loss - oracle's|, largest", True),
     ("adapter difference", "adapter, relative", True),
