@@ -40,8 +40,8 @@ from benchmarks.random_weights import SHAPES, built_model, configuration, write_
 from traceforge_core.errors import TraceForgeError  # noqa: E402
 from traceforge_core.training import stages  # noqa: E402
 from traceforge_core.training.job import Job  # noqa: E402
-from traceforge_core.training.launch import visible_gpus  # noqa: E402
 from traceforge_core.training.records import read_records  # noqa: E402
+from traceforge_core.training.seats import visible_gpus  # noqa: E402
 
 SECTIONS = ("parity32", "parity16", "speed", "cap")
 PAIRS = 6

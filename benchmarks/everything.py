@@ -76,7 +76,7 @@ def main() -> int:
 
 def _gpus() -> int:
     from traceforge_core.doctor.machine import read_gpus, usable_gpus
-    from traceforge_core.training.launch import visible_gpus
+    from traceforge_core.training.seats import visible_gpus
 
     return len(usable_gpus(read_gpus()[0])) if visible_gpus() else 0
 

@@ -34,7 +34,7 @@ from traceforge_core.errors import TraceForgeError  # noqa: E402
 from traceforge_core.runs import Run, installed_versions, write_json  # noqa: E402
 from traceforge_core.stages import perform  # noqa: E402
 from traceforge_core.training.job import STRATEGIES  # noqa: E402
-from traceforge_core.training.launch import visible_gpus  # noqa: E402
+from traceforge_core.training.seats import visible_gpus  # noqa: E402
 
 BUILT = tuple(SHAPES)
 AMOUNTS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0001, 0.00001)

@@ -17,7 +17,7 @@ from prefect.concurrency.sync import concurrency
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.training.launch import visible_gpus
+from traceforge_core.training.seats import visible_gpus
 
 LIMIT = "gpu"
 WAIT_SECONDS = 12 * 3600.0

@@ -161,7 +161,7 @@ def test_an_error_that_nobody_knows_or_that_is_a_lost_peer_is_left_as_it_is() ->
 
 def test_two_gpus_asked_for_and_none_there(monkeypatch: pytest.MonkeyPatch) -> None:
     from traceforge_core.training.job import Job
-    from traceforge_core.training.launch import seats
+    from traceforge_core.training.seats import seats
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     job = Job("branch_parallel", "", load_config(), Path("x"), Path("x"), Path("x"), branches=2, device="cuda")

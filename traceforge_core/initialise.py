@@ -95,7 +95,7 @@ def initialise(
 
 
 def _gpus() -> list[Any]:
-    from traceforge_core.training.launch import visible_gpus
+    from traceforge_core.training.seats import visible_gpus
 
     return usable_gpus(read_gpus()[0]) if visible_gpus() else []
 

@@ -10,8 +10,9 @@ import pytest
 from traceforge_core.config import load_config, preset_names
 from traceforge_core.doctor.machine import Gpu, look_at_gpus
 from traceforge_core.doctor.presets import choose
+from traceforge_core.longcontext.estimate import GIB, Work, estimate_work
 from traceforge_core.longcontext.memory import Dimensions
-from traceforge_core.longcontext.planner import GIB, Work, estimate_work, setup_of
+from traceforge_core.longcontext.planner import setup_of
 
 WITH_NF4 = {"bitsandbytes", "unsloth"}
 

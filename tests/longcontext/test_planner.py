@@ -12,8 +12,9 @@ import pytest
 from traceforge_core.config import load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.longcontext import planner
+from traceforge_core.longcontext.estimate import GIB, USABLE, Setup, Work, estimate_work, untiled_parts
 from traceforge_core.longcontext.memory import Dimensions
-from traceforge_core.longcontext.planner import GIB, Setup, Work, choose_strategy, estimate_work, longest_prompt
+from traceforge_core.longcontext.planner import choose_strategy, longest_prompt
 
 QWEN3_8B = Dimensions(36, 4096, 32, 8, 128, 12_288, 151_936, tied_head=False)
 H200 = Setup(gpu_gib=24, optimizer_bytes=0)
@@ -44,7 +45,7 @@ def test_peaks_and_times_are_within_a_tenth_of_the_measured(
     [(32_768, 0, 22.4, 0.1), (32_768, 32_768, 43.7, 0.1), (81_920, 4_096, 60.2, 0.25)],
 )
 def test_plain_layers_are_planned_roughly(tokens: int, logits: int, gib: float, within: float) -> None:
-    parts = planner.untiled_parts(QWEN3_8B, H200, tokens, logits, checkpointing=True)
+    parts = untiled_parts(QWEN3_8B, H200, tokens, logits, checkpointing=True)
     assert sum(parts.values()) / GIB == pytest.approx(gib, rel=within)
 
 
@@ -81,7 +82,7 @@ def test_the_strategy_follows_from_length_gpus_and_memory() -> None:
     assert choose_strategy(QWEN3_8B, H200, 77_824, 4_096, gpus=1) == ("shared_prefix", "one GPU does both branches")
     kind, why = choose_strategy(QWEN3_8B, H200, 77_824, 4_096, gpus=2)
     assert kind == "shared_prefix" and "0.5" in why
-    narrow = replace(H200, gpu_gib=11.5 / planner.USABLE)
+    narrow = replace(H200, gpu_gib=11.5 / USABLE)
     assert choose_strategy(QWEN3_8B, narrow, 77_824, 4_096, gpus=2)[0] == "branch_parallel"
     with pytest.raises(TraceForgeError, match=r"need .* GiB of GPU memory.*max_length="):
         choose_strategy(QWEN3_8B, replace(H200, gpu_gib=10), 77_824, 4_096, gpus=2)

@@ -15,7 +15,7 @@ import pytest
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs.stopping import StoppedByFile
-from traceforge_core.training import held_gpus, launch, stages
+from traceforge_core.training import held_gpus, launch, seats, stages
 from traceforge_core.training.held_gpus import free_first, held
 
 REPOSITORY = Path(__file__).parents[2]
@@ -80,9 +80,9 @@ def test_cards_that_nobody_uses_come_first(
     other_run("4")
     assert free_first(["4", "7", "9"]) == ["7", "9", "4"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
-    monkeypatch.setattr(launch, "_torch_lacks_cuda", lambda: False)
+    monkeypatch.setattr(seats, "_torch_lacks_cuda", lambda: False)
     job = stages.preference_job("branch_parallel", configure(model__device="cuda"), inputs, tmp_path / "out")
-    assert launch.seats(job) == ["7", "9"]
+    assert seats.seats(job) == ["7", "9"]
 
 
 def test_whoever_waits_can_be_stopped_and_does_not_wait_for_ever(

@@ -189,7 +189,7 @@ def test_two_gpus_asked_for_and_one_there_is_said_before_anything_starts(
     inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("traceforge_core.training.stages.visible_gpus", lambda: ["0"])
-    monkeypatch.setattr("traceforge_core.training.launch.visible_gpus", lambda: ["0"])
+    monkeypatch.setattr("traceforge_core.training.seats.visible_gpus", lambda: ["0"])
     with pytest.raises(TraceForgeError, match=r"needs 2 GPUs, one a worker, and 1 can be used"):
         stages.train_branch_parallel(configure(model__device="cuda"), inputs, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -19,7 +19,8 @@ from typing import Any
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import write_json
 from traceforge_core.training.job import Job
-from traceforge_core.training.launch import OnLine, launch, seats
+from traceforge_core.training.launch import OnLine, launch
+from traceforge_core.training.seats import seats
 
 logger = logging.getLogger(__name__)
 LIST = "series.json"

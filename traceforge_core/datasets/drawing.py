@@ -16,7 +16,8 @@ from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.processes.scratch import scratch_folder
 from traceforge_core.training.job import Job
-from traceforge_core.training.launch import launch, seats
+from traceforge_core.training.launch import launch
+from traceforge_core.training.seats import seats
 from traceforge_core.training.stages import resolve_device
 
 PROMPTS, DRAWN = "prompts.jsonl", "drawn.json"

@@ -22,7 +22,8 @@ from traceforge_core.evaluation.report import draw, render
 from traceforge_core.evaluation.worker import BASE, REQUEST, Request
 from traceforge_core.runs import write_json
 from traceforge_core.training.job import TRAINING, Job
-from traceforge_core.training.launch import OnLine, launch, seats
+from traceforge_core.training.launch import OnLine, launch
+from traceforge_core.training.seats import seats
 from traceforge_core.training.stages import resolve_device
 
 logger = logging.getLogger(__name__)

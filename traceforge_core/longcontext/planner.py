@@ -1,189 +1,23 @@
-"""Says before anything is loaded what a length costs: GPU memory by part, host memory, time, and the longest that fits.
+"""Says before anything is loaded which strategy suits, what fits, and the longest pair that does.
 
-    work = Work("shared_prefix", prompt=77_824, completion=4_096)
-    estimate = estimate_work(dims, work, Setup(gpu_gib=24))
+    strategy, why = choose_strategy(dims, Setup(gpu_gib=24), prompt=77_824, completion=4_096, gpus=2)
     longest_prompt(dims, Setup(gpu_gib=24), "shared_prefix", completion=4_096)
 
-Memory follows from the buffers that `tiled_layer.py` uses (`memory.py` has the formulas); the kernels' scratch and the
-device rates were measured on one H200 with cuDNN attention (benchmarks/long_context.py). Imports no torch.
+What a length costs is in `estimate.py`. Imports no torch.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.longcontext.memory import NF4_BYTES, Dimensions, sequence_bytes, tile_bytes
-
-GIB = 2**30
-SCRATCH = 8.0  # bytes a number of q: dq in float32, dk and dv for every query head in bf16
-USABLE = 0.92  # of a GPU's memory; the rest goes to the CUDA context and to the allocator's fragmentation
-Kind = Literal["sft", "branch_parallel", "shared_prefix"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What a device does a second, as measured: bf16 products, causal attention forward and backward (operations that
-    are not masked away), and bytes of device memory."""
-
-    name: str
-    product: float
-    attention_forward: float
-    attention_backward: float
-    memory: float
-
-    @classmethod
-    def of(cls, device_name: str) -> Rates | None:
-        """Measured rates of this device; None where it was never measured."""
-        return next((rates for rates in RATES if rates.name in device_name), None)
-
-
-RATES = (Rates("H200", product=640e12, attention_forward=560e12, attention_backward=510e12, memory=4.0e12),)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One forward and backward on one GPU: a sample (completion counted in the loss), a branch, or a whole pair."""
-
-    kind: Kind
-    prompt: int
-    completion: int
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt + self.completion * (2 if self.kind == "shared_prefix" else 1)
-
-    @property
-    def kept(self) -> int:
-        """Positions whose logits are computed."""
-        return self.completion * (2 if self.kind == "shared_prefix" else 1)
-
-    @property
-    def seen_keys(self) -> float:
-        """Pairs of query and key that are computed."""
-        branch = (self.prompt + self.completion) ** 2 / 2
-        if self.kind != "shared_prefix":
-            return branch
-        return branch + self.completion * self.prompt + self.completion**2 / 2
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The machine and the settings that matter. weight_bytes: a number of a base layer. targets: LoRA's, None: all."""
-
-    gpu_gib: float
-    host_gib: float | None = None
-    weight_bytes: float = NF4_BYTES
-    width: int = 2
-    rank: int = 16
-    targets: tuple[str, ...] | None = None
-    optimizer_bytes: float = 8
-    tile: int = 2048
-    groups: int = 4
-    recompute: Literal["attention", "none"] = "attention"
-    inputs_on_device: int = 0
-    chunk: int = 1024
-    rates: Rates | None = RATES[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """parts: peak GPU memory by part, in bytes. host: pinned memory, bytes. seconds: of one forward and backward."""
-
-    work: Work
-    parts: dict[str, float]
-    host: float
-    seconds: float | None
-
-    @property
-    def peak(self) -> float:
-        return sum(self.parts.values())
-
-    def fits(self, setup: Setup) -> bool:
-        enough = setup.host_gib is None or self.host <= setup.host_gib * GIB
-        return self.peak <= USABLE * setup.gpu_gib * GIB and enough
-
-
-def estimate_work(dims: Dimensions, work: Work, setup: Setup) -> Estimate:
-    """Peak memory by part, host memory and time of one forward and backward of a model of these dimensions."""
-    tokens, width = work.tokens, setup.width
-    blocks = 3 if work.kind == "shared_prefix" else 1
-    parts = _held(dims, setup)
-    layer = sequence_bytes(dims, tokens, setup.groups, setup.rank, width, blocks, SCRATCH)
-    layer["tiles"] = tile_bytes(dims, setup.tile, setup.rank, width)
-    # The head works while only the residual and the kept rows exist; below its need the layers' is the peak.
-    rows = min(setup.chunk, work.kept)
-    head = rows * dims.vocabulary * (2 * width + 8) + 4.0 * width * work.kept * dims.hidden
-    if head > sum(layer.values()):
-        layer = {"head": head}
-    else:
-        layer["kept rows"] = 2.0 * width * work.kept * dims.hidden
-    parts |= layer
-    one_input = float(width * tokens * dims.hidden)
-    parts["inputs on the GPU"] = setup.inputs_on_device * one_input
-    host = (dims.layers - setup.inputs_on_device) * one_input
-    if setup.recompute == "none":
-        host += dims.layers * tokens * (width * dims.q + 4.0 * dims.heads)
-    return Estimate(work, parts, host, _seconds(dims, work, setup))
-
-
-def untiled_parts(dims: Dimensions, setup: Setup, tokens: int, logits: int, *, checkpointing: bool) -> dict[str, float]:
-    """Rough peak memory by part, in bytes, of plain transformers layers; `logits` positions have theirs at once.
-
-    To say which part is the largest, not what fits: measured peaks on one H200 (SFT of 32,768 tokens, the oracle's two
-    branches of 16,384) are met within a tenth, that of one branch of 81,920 tokens within a quarter.
-    """
-    width = setup.width
-    a_layer = float(width * tokens * (8 * dims.hidden + 3 * dims.q + 4 * dims.kv + 6 * dims.mlp))
-    parts = _held(dims, setup)
-    if checkpointing:
-        parts["layer inputs"] = float(width * tokens * dims.layers * dims.hidden)
-    else:
-        parts["activations of all layers"] = dims.layers * a_layer
-    of_logits = float(logits * dims.vocabulary * (width + 4))  # in the compute dtype and in float32
-    # Not at the same time: logits are gone when the last layer's backward begins.
-    if of_logits > a_layer:
-        parts["logits"] = of_logits
-    elif checkpointing:
-        parts["activations of a layer"] = a_layer
-    return parts
-
-
-def _held(dims: Dimensions, setup: Setup) -> dict[str, float]:
-    """What is there all the time."""
-    adapter = dims.adapter(setup.rank, setup.targets)
-    return {
-        "weights": setup.weight_bytes * dims.layers * dims.layer_weights + setup.width * _outer_weights(dims),
-        "adapter": adapter * (4 + 4 + setup.optimizer_bytes),
-    }
-
-
-def _outer_weights(dims: Dimensions) -> int:
-    return dims.vocabulary * dims.hidden * (1 if dims.tied_head else 2)
-
-
-def _seconds(dims: Dimensions, work: Work, setup: Setup) -> float | None:
-    rates = setup.rates
-    if rates is None:
-        return None
-    # forward, recomputation without down_proj, input gradients
-    down = dims.mlp * dims.hidden
-    products = 2.0 * work.tokens * (3 * dims.layer_weights - down)
-    attention = 4.0 * work.seen_keys * dims.q
-    forwards = 1 if setup.recompute == "none" else 2
-    layer = products / rates.product
-    layer += forwards * attention / rates.attention_forward + 2.5 * attention / rates.attention_backward
-    # Row-wise kernels and adapters: passes over the hidden state, the attention's inputs and the MLP's activations.
-    moved = work.tokens * setup.width * (40 * dims.hidden + 12 * (dims.q + 2 * dims.kv) + 32 * dims.mlp)
-    layer += moved / rates.memory
-    head = 3 * 2.0 * work.kept * dims.vocabulary * dims.hidden / rates.product
-    head += 30.0 * work.kept * dims.vocabulary * 4 / rates.memory
-    return dims.layers * layer + head
+from traceforge_core.longcontext.estimate import GIB, RATES, Estimate, Kind, Rates, Setup, Work, estimate_work
+from traceforge_core.longcontext.memory import NF4_BYTES, Dimensions
 
 
 def longest_prompt(dims: Dimensions, setup: Setup, kind: Kind, completion: int) -> Estimate | None:

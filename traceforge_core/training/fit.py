@@ -16,17 +16,9 @@ import pyarrow.parquet as pq
 from traceforge_core.config import RunConfig
 from traceforge_core.doctor.machine import read_gpus, usable_gpus
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.longcontext.estimate import GIB, Kind, Work, estimate_work
 from traceforge_core.longcontext.memory import Dimensions
-from traceforge_core.longcontext.planner import (
-    GIB,
-    Kind,
-    Work,
-    choose_strategy,
-    estimate_work,
-    read_dimensions,
-    refusal,
-    setup_of,
-)
+from traceforge_core.longcontext.planner import choose_strategy, read_dimensions, refusal, setup_of
 from traceforge_core.training.job import Job
 
 logger = logging.getLogger(__name__)

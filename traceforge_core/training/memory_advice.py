@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from traceforge_core.longcontext.estimate import GIB, Work, estimate_work, untiled_parts
 from traceforge_core.longcontext.memory import Dimensions
-from traceforge_core.longcontext.planner import GIB, Work, estimate_work, setup_of, untiled_parts
+from traceforge_core.longcontext.planner import setup_of
 from traceforge_core.training.fit import dimensions, is_tiled, longest_work
 from traceforge_core.training.job import TRAINING, Job
 

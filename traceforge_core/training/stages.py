@@ -20,8 +20,9 @@ from traceforge_core.export.model_card import write_adapter_card
 from traceforge_core.runs.disk import ALWAYS, adapter_bytes, checkpoint_bytes
 from traceforge_core.training.fit import require_fit
 from traceforge_core.training.job import Job, Kind
-from traceforge_core.training.launch import OnLine, launch, seats, visible_gpus
+from traceforge_core.training.launch import OnLine, launch
 from traceforge_core.training.records import read_records
+from traceforge_core.training.seats import seats, visible_gpus
 from traceforge_core.training.trackers import require_trackers
 
 logger = logging.getLogger(__name__)
