@@ -159,7 +159,8 @@ def test_a_bad_night_fails_is_recorded_with_its_report_and_calls_the_webhook(nig
     strict = SHORT["comparison"] | {"loss_atol": 1e-15, "gradient_rtol": 1e-15, "adapter_rtol": 1e-15}  # type: ignore[operator]
     night.bring_forward(run, comparison=strict)
     state, message = night.wait(run)
-    assert state == "Failed" and "does not agree with the oracle" in message
+    assert state == "Failed" and "branch_parallel does not agree with the oracle (" in message
+    assert " at step " in message, "what is wrong first is named"
     assert "between the last good run" in message and "torch 0.0.1 → " in message, "what changed is named"
     assert [verdict for verdict, _ in night.history()] == ["pass", "fail"]
     assert "Verdict: **fail**" in night.artifact(run, "compare-report")
