@@ -38,7 +38,11 @@ def test_every_fault_is_caught_in_both_strategies_and_the_report_points_at_it(
     detections = json.loads((tmp_path / "planted_faults.json").read_text())["detections"]
     assert detections["branch_parallel: mean_of_gradients"]["points_at"] == "gradient norm"
     assert detections["branch_parallel: one_rank_steps"]["outcome"] == "stopped"
-    assert [path.name for path in tmp_path.iterdir()] == ["planted_faults.json"], "what was trained for it is gone"
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"planted_faults.json", "report.md"}, "what was trained for it is gone"
+    table = (tmp_path / "report.md").read_text()
+    assert "| `mean_of_gradients` |" in table and "| gradient norm, step 1 | - |" in table
+    assert "the workers refused to go on" in table and "missed" not in table
 
 
 def test_a_missed_fault_or_a_false_alarm_fails_and_is_named() -> None:

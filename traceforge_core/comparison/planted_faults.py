@@ -4,7 +4,7 @@
     figures["verdict"], figures["missed"]           # "pass", []
 
 In float32, on the run's own model (its first two layers where it is large) and six of its pairs, with settings under
-which each fault changes something. Leaves planted_faults.json, which the stage compare takes into its report and
+which each fault changes something. Leaves report.md and planted_faults.json, which the stage compare takes into its report and
 verdict: a comparison that no longer finds a mistake proves nothing, whatever it says of the strategies.
 """
 
@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.comparison.detection import CLEAN, Detection, detection_in
+from traceforge_core.comparison.document import Heading, Part, Table, Text, markdown
 from traceforge_core.comparison.exact import STEPS, Planted, compare_exactly
-from traceforge_core.comparison.faults.registry import faults_of
+from traceforge_core.comparison.faults.registry import FAULTS, faults_of
+from traceforge_core.comparison.report import planted_in_short
 from traceforge_core.config import RunConfig, lay_over
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import write_json
@@ -70,6 +72,7 @@ def plant_faults(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -
     found = {name: detection_in(planted[name][1] or CLEAN, one) for name, one in told.items()}
     figures = figures_of(found)
     write_json(out_dir / FILE, {"figures": figures, "detections": {name: one.as_dict() for name, one in found.items()}})
+    (out_dir / "report.md").write_text(markdown(_report(found, figures)), encoding="utf-8")
     return figures
 
 
@@ -95,6 +98,24 @@ def figures_of(found: Mapping[str, Detection]) -> dict[str, Any]:
         "pointed_elsewhere": [name for name, one in planted.items() if one.caught and not one.right],
         "false_alarms": alarms,
     }
+
+
+def _report(found: Mapping[str, Detection], figures: Mapping[str, Any]) -> list[Part]:
+    """A row a fault: what is wrong, and what the comparison of each strategy said."""
+    rows = []
+    for fault in FAULTS.values():
+        said = [found.get(f"{kind}: {fault.name}") for kind in STRATEGIES]
+        if any(said):
+            what = " ".join(fault.what.split("\n\n")[0].split())
+            rows.append([f"`{fault.name}`", what, *("-" if one is None else _said(one) for one in said)])
+    header = ["fault", "what is wrong", *STRATEGIES]
+    return [Heading("Planted faults", 1), Text(planted_in_short(figures)), Table(header, rows)]
+
+
+def _said(one: Detection) -> str:
+    if one.outcome == "stopped":
+        return "the workers refused to go on"
+    return f"{one.pointed_at}, step {one.step}" if one.caught else "**missed**"
 
 
 def _telling_pairs(datasets: Path, folder: Path) -> tuple[Path, bool]:
