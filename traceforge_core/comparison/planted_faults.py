@@ -4,8 +4,8 @@
     figures["verdict"], figures["missed"]           # "pass", []
 
 In float32, on the run's own model (its first two layers where it is large) and six of its pairs, with settings under
-which each fault changes something. Leaves report.md and planted_faults.json, which the stage compare takes into its report and
-verdict: a comparison that no longer finds a mistake proves nothing, whatever it says of the strategies.
+which each fault changes something. Leaves report.md and planted_faults.json, which the stage compare takes into its
+report and verdict: a comparison that no longer finds a mistake proves nothing, whatever it says of the strategies.
 """
 
 from __future__ import annotations
