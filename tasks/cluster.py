@@ -94,9 +94,10 @@ def _started(runner: TaskRunner[Any], where: str) -> Iterator[None]:
             stack.enter_context(runner)
             _ = getattr(runner, "client", None)  # Dask's connects only when it is looked at
         except (OSError, RuntimeError) as error:
+            token = "If it asks for a token, set RAY_AUTH_MODE=token here too. " if "ray cluster" in where else ""
             raise TraceForgeError(
                 f"{where[0].upper()}{where[1:]} cannot be reached or started: {error}. Start it, mend "
-                "ingest.cluster_address, or set ingest.cluster=none to read on this machine alone."
+                f"ingest.cluster_address, or set ingest.cluster=none to read on this machine alone. {token}".rstrip()
             ) from None
         yield
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,6 +141,21 @@ def test_a_cluster_that_does_not_answer_is_an_error_that_says_so() -> None:
     with settings.set({"distributed.comm.timeouts.connect": "500ms"}):
         with pytest.raises(TraceForgeError, match=r"dask cluster at tcp://127\.0\.0\.1:9 cannot be reached"):
             list(run_jobs([]))
+
+
+def test_a_ray_cluster_that_refuses_is_told_with_what_it_may_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused(contextlib.nullcontext[None]):
+        def __init__(self, address: str) -> None:
+            self.address = address
+
+        def __enter__(self) -> None:
+            raise ConnectionError(f"Failed to connect to Ray cluster at {self.address}")  # what ray.init raises
+
+    monkeypatch.setitem(sys.modules, "prefect_ray", SimpleNamespace(RayTaskRunner=Refused))
+    run_jobs = cluster_of(IngestConfig(cluster="ray", cluster_address="127.0.0.1:6379"))
+    assert run_jobs is not None
+    with pytest.raises(TraceForgeError, match=r"ray cluster at 127\.0\.0\.1:6379 cannot be reached.*RAY_AUTH_MODE"):
+        list(run_jobs([]))
 
 
 @pytest.mark.parametrize("kind", ["dask", "ray"])
