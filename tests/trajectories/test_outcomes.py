@@ -39,7 +39,9 @@ def test_every_kind_of_outcome_file_is_understood():
         Claim(None, "unresolved", "reward")
     ]
     assert claims_in({"trial_name": "t", "exception_info": {"x": 1}, "verifier_result": None}) == []
-    assert claims_in({"results": [{"task_id": "a", "is_resolved": True}]}) == [Claim("a", "resolved", "is_resolved")]
+    rows = [("a", True, "unset"), ("b", False, "context_length_exceeded"), ("c", False, "test_timeout")]
+    value = {"results": [{"task_id": a, "is_resolved": b, "failure_mode": c} for a, b, c in rows]}
+    assert claims_in(value) == [Claim("a", "resolved", "is_resolved"), Claim("b", "unresolved", "is_resolved")]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +162,17 @@ def test_the_users_table_outranks_everything(write, run_ingest, tmp_path: Path):
     lines = tmp_path / "labels.jsonl"
     lines.write_text('{"case": "a__b-1", "resolved": 1}\n')
     assert set(outcomes_of(run_ingest(folder, outcomes=[str(lines)])).values()) == {"resolved"}
+
+
+def test_a_report_that_contradicts_itself_is_a_conflict(write, run_ingest):
+    odd = {**FLAT, "patch_successfully_applied": False}
+    write("run/a__b-1/report.json", {"a__b-1": odd})
+    write("run/a__b-2/report.json", odd)
+    write("run/a__b-2/a__b-2.traj.json", mini_v2("a__b-2"))
+    result = run_ingest(write("run/a__b-1/a__b-1.traj.json", mini_v2("a__b-1")))
+    assert [t.outcome for t in result.trajectories] == [None, None]
+    assert result.figures["outcome_conflicts"] == 2
+    assert all("patch_successfully_applied" in entry["conflict"] for entry in result.figures["conflicts"])
 
 
 @pytest.mark.parametrize("text", ["case,run,resolved\na,,maybe\n", "name\nx\n"])

@@ -116,8 +116,11 @@ def _flat(value: Mapping[str, Any]) -> list[Claim] | None:
     label = as_label(value.get("resolved"))
     if label is None or not ({"patch_successfully_applied", "tests_status", "patch_exists"} & value.keys()):
         return None
-    case = value.get("instance_id")
-    return [Claim(case if isinstance(case, str) else None, label, "resolved")]
+    case = value.get("instance_id") if isinstance(value.get("instance_id"), str) else None
+    claims = [Claim(case, label, "resolved")]
+    if label == "resolved" and value.get("patch_successfully_applied") is False:  # real: the file contradicts itself
+        claims.append(Claim(case, "unresolved", "patch_successfully_applied"))
+    return claims
 
 
 def _nested(value: Mapping[str, Any]) -> list[Claim] | None:
@@ -126,7 +129,7 @@ def _nested(value: Mapping[str, Any]) -> list[Claim] | None:
         inner = _flat(report) if isinstance(report, dict) else None
         if inner is None:
             return None
-        claims.append(Claim(case, inner[0].label, "resolved"))
+        claims += [Claim(case, claim.label, claim.detail) for claim in inner]
     return claims or None
 
 
@@ -147,7 +150,7 @@ def _reward(reward: Any) -> list[Claim] | None:
 
 
 def _rows(value: Any) -> list[Claim] | None:
-    """terminal-bench: `[{task_id, is_resolved}]`."""
+    """terminal-bench: `[{task_id, is_resolved, failure_mode}]`. A failure of the infrastructure says nothing."""
     if not isinstance(value, list) or not value:
         return None
     claims = []
@@ -155,7 +158,9 @@ def _rows(value: Any) -> list[Claim] | None:
         case = row.get("task_id") if isinstance(row, dict) else None
         if not isinstance(case, str) or "is_resolved" not in row:
             return None
-        if (label := as_label(row["is_resolved"])) is not None:
+        failure = row.get("failure_mode")
+        broke = isinstance(failure, str) and is_infrastructure(failure)
+        if (label := as_label(row["is_resolved"])) == "resolved" or (label and not broke):
             claims.append(Claim(case, label, "is_resolved"))
     return claims
 
