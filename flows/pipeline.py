@@ -48,7 +48,7 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.monitoring.host import descendants
 from traceforge_core.runs import Run, StageResult
 from traceforge_core.runs.stopping import StoppedByFile
-from traceforge_core.stages import STAGES, check_paths
+from traceforge_core.stages import IN_WORKERS, STAGES, check_start
 from traceforge_core.training.trackers import require_trackers
 from traceforge_core.trajectories.ingest import refuse_nothing_read
 
@@ -67,10 +67,6 @@ STAGE_TASKS: dict[str, MaterializingTask[..., State[StageResult]]] = {
     "evaluate": evaluate,
     "compare": compare,
 }
-# Stages that work in child processes, on GPUs where there are some; the monitor runs beside them.
-IN_WORKERS = frozenset(
-    {"sft", "oracle", "branch_parallel", "shared_prefix", "noise_floor", "planted_faults", "evaluate"}
-)
 MONITOR_END_SECONDS = 30.0
 
 StageName = Annotated[
@@ -137,7 +133,7 @@ def _traceforge(
     here, effective = begin(runs_dir, run, config, flow_run_id)
     require_trackers(effective)
     names = ordered(stages, effective)
-    check_paths(names, effective)  # before hours are spent on the stages in front
+    check_start(names, effective, here)  # before hours are spent on the stages in front
     log.info("Run %s: %s", here.run_id, ", ".join(names))
     with here.lock(), _remembered(here, runs_dir / "history" / history if history else None) as changed:
         here.stop_file.unlink(missing_ok=True)  # it stopped an earlier call; who starts the run again wants it to go on
@@ -146,6 +142,7 @@ def _traceforge(
             mark_crashed(earlier)
         session = Session(here, names, flow_run_id)
         for in_workers, block in groupby(names, lambda name: name in IN_WORKERS):
+            # The monitor runs beside stages that work in child processes.
             with _monitored(here, effective) if in_workers else contextlib.nullcontext():
                 for name in block:
                     _perform(name, effective, here, session, refresh)

@@ -53,6 +53,12 @@ PREFERENCE_SECTIONS = (
     "comparison.oracle_steps",
 )
 
+# From the adapter of `sft`, where `preference.start_from` says so.
+START_FROM_SFT = ("oracle", "branch_parallel", "shared_prefix", "noise_floor", "planted_faults")
+
+# Stages that work in child processes, on GPUs where there are some.
+IN_WORKERS = ("sft", *START_FROM_SFT, "evaluate")
+
 # Not by how many processes, or on which machines: that changes nothing in what is read or written.
 INGEST_SECTIONS = ("ingest.path", "ingest.outcomes")
 DATASETS_SECTIONS = ("datasets.split", "datasets.sft", "datasets.preference")
@@ -175,18 +181,14 @@ def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **
     `how` goes to the stage's function: ways to do its work that do not change the result (ingest's `run_jobs`).
     """
     stage = STAGES[name]
-    starts_from_sft = name in ("oracle", "branch_parallel", "shared_prefix", "noise_floor", "planted_faults")
     found: dict[str, StageResult] = {}
     for needed in stage.needs + stage.uses:
         result = run.result(needed)
         if result is not None:
             found[needed] = result
-        elif needed in stage.needs or (needed == "sft" and starts_from_sft and config.preference.start_from == "sft"):
-            raise TraceForgeError(
-                f"Stage {name} needs the outputs of stage {needed}, which run {run.run_id} does not have. "
-                f"Run {needed} first, or name a run that has it with --run."
-            )
-    if starts_from_sft and config.preference.start_from == "base":
+        elif needed in _needs(name, config):
+            raise _missing(name, needed, f"run {run.run_id} does not have")
+    if name in START_FROM_SFT and config.preference.start_from == "base":
         found.pop("sft", None)
     function = stage.load()
     folders = {needed: result.path for needed, result in found.items()}
@@ -206,12 +208,39 @@ def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **
     )
 
 
-def check_paths(names: Sequence[str], config: RunConfig) -> None:
-    """Look whether the files and folders that these stages will read are there: in milliseconds, before a server is
-    started or a corpus read. A hub id is not asked for.
+def _needs(name: str, config: RunConfig) -> tuple[str, ...]:
+    """What a stage cannot do without, in this configuration."""
+    from_sft = name in START_FROM_SFT and config.preference.start_from == "sft"
+    return STAGES[name].needs + (("sft",) if from_sft else ())
 
-    Raises TraceForgeError naming the field.
+
+def _missing(name: str, needed: str, where: str) -> TraceForgeError:
+    return TraceForgeError(
+        f"Stage {name} needs the outputs of stage {needed}, which {where}. Run {needed} first, or name a run that has "
+        "it with --run."
+    )
+
+
+def check_start(names: Sequence[str], config: RunConfig, run: Run | None = None) -> None:
+    """Look whether these stages can do their work: what they need of other stages (from `run`, or from each other), the
+    files and folders they will read, the GPUs they will ask for. In milliseconds, before a server is started, a model
+    downloaded or a corpus read. A hub id is not asked for.
+
+    Raises TraceForgeError naming the stage or the field.
     """
+    for name in names:
+        for needed in _needs(name, config):
+            if needed not in names and (run is None or run.result(needed) is None):
+                where = "a new run does not have" if run is None else f"run {run.run_id} does not have"
+                raise _missing(name, needed, where)
+    _check_paths(names, config)
+    if any(name in IN_WORKERS for name in names):
+        from traceforge_core.training.stages import require_machine
+
+        require_machine(names, config)
+
+
+def _check_paths(names: Sequence[str], config: RunConfig) -> None:
     preference = config.datasets.preference
     if "ingest" in names:
         from traceforge_core.trajectories.ingest import corpus_folder

@@ -46,17 +46,18 @@ def run(
     from flows.summary import render, summarise
     from traceforge_core.config import lay_over, load_config
     from traceforge_core.runs import Run, check_runs_dir
-    from traceforge_core.stages import check_paths
+    from traceforge_core.stages import check_start
     from traceforge_core.training.trackers import require_trackers
 
-    if run != "new" and preset is None and config is None:
-        effective = lay_over(saved_config(Run.open(runs_dir, run)), assignments=assignments)
+    earlier = None if run == "new" else Run.open(runs_dir, run)
+    if earlier is not None and preset is None and config is None:
+        effective = lay_over(saved_config(earlier), assignments=assignments)
     else:
         effective = load_config(preset, config, assignments)
     effective = lay_over(effective)  # every field counts as given from here on
     names = ordered(None if stages is None else stages.split(","), effective)
     require_trackers(effective)
-    check_paths(names, effective)  # what is not there should be told at once and leave no run behind
+    check_start(names, effective, earlier)  # what is not there should be told at once and leave no run behind
     check_runs_dir(runs_dir)
     here: Run | None = None
     try:

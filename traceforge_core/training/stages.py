@@ -9,7 +9,7 @@ import importlib.util
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.export.model_card import write_adapter_card
 from traceforge_core.runs.disk import ALWAYS, adapter_bytes, checkpoint_bytes
 from traceforge_core.training.fit import require_fit
-from traceforge_core.training.job import Job, Kind
+from traceforge_core.training.job import STRATEGIES, Job, Kind
 from traceforge_core.training.launch import OnLine, launch
 from traceforge_core.training.records import read_records
 from traceforge_core.training.seats import seats, visible_gpus
@@ -104,8 +104,12 @@ def preference_job(kind: Kind, config: RunConfig, inputs: Mapping[str, Path], ou
     """The job of a preference stage: the same but for the trainer and the workers, whatever the strategy."""
     device = resolve_device(config.model)
     pairs = inputs["datasets"] / "preference"
-    replicas = 1 if kind == "oracle" else config.preference.replicas
-    branches = 2 if kind == "branch_parallel" else 1
+    branches, replicas = _mesh(kind, config)
+    transport = resolve_transport(config, device, branches * replicas, 1 if kind == "oracle" else config.hosts.count)
+    if branches * replicas > 1:
+        why = "a GPU each" if transport == "nccl" else "no GPU each"
+        why = why if config.preference.transport == "auto" else "as configured"
+        logger.info("Gradients travel over %s (%s).", transport, why)
     return Job(
         kind=kind,
         trainer=TRAINERS[kind],
@@ -119,8 +123,30 @@ def preference_job(kind: Kind, config: RunConfig, inputs: Mapping[str, Path], ou
         replicas=replicas,
         device=device,
         backend="transformers" if kind == "oracle" else resolve_backend(config.model, device),
-        transport=resolve_transport(config, device, branches * replicas, 1 if kind == "oracle" else config.hosts.count),
+        transport=transport,
     )
+
+
+def _mesh(kind: str, config: RunConfig) -> tuple[int, int]:
+    """Branches and replicas of a preference stage."""
+    return 2 if kind == "branch_parallel" else 1, 1 if kind == "oracle" else config.preference.replicas
+
+
+def require_machine(names: Sequence[str], config: RunConfig) -> None:
+    """Raises TraceForgeError where this machine has not the GPUs that these stages will ask for, or a library for them
+    is missing; better now than after the model has been downloaded and SFT has taken hours."""
+    device = resolve_device(config.model)
+    resolve_backend(config.model, device)
+    nowhere = Path()
+    for kind in STRATEGIES:
+        if kind in names:
+            branches, replicas = _mesh(kind, config)
+            resolve_transport(config, device, branches * replicas, config.hosts.count)
+            job = Job(
+                kind, TRAINERS[kind], config, nowhere, nowhere, nowhere, branches=branches, replicas=replicas,
+                device=device,
+            )  # fmt: skip
+            seats(job, share_gpu=config.preference.share_gpu)
 
 
 def oracle_job(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Job:
@@ -175,11 +201,14 @@ def resolve_device(model: ModelConfig) -> str:
         if model.device == "cuda" and not gpus:
             raise TraceForgeError(
                 "model.device is cuda, but no GPU can be used here (no NVIDIA driver, CUDA_VISIBLE_DEVICES hides it, "
-                "or the installed torch has no CUDA). Set model.device to cpu or auto."
+                "or the installed torch has no CUDA). `traceforge doctor` says more. Set model.device to cpu or auto."
             )
         device = "cuda" if gpus else "cpu"
     if model.quantization == "nf4" and device == "cpu":
-        raise TraceForgeError("model.quantization nf4 needs a CUDA GPU, and none can be used here. Set it to none.")
+        raise TraceForgeError(
+            "model.quantization nf4 needs a CUDA GPU, and none can be used here (`traceforge doctor` says why). For a "
+            "small model on the CPU set it to none."
+        )
     return device
 
 
@@ -201,19 +230,14 @@ def resolve_backend(model: ModelConfig, device: str) -> str:
 
 
 def resolve_transport(config: RunConfig, device: str, workers: int, hosts: int = 1) -> str:
-    """ "nccl" where every worker has a GPU of its own, else "gloo". Logged with its reason. The hosts are taken to be
-    alike."""
+    """ "nccl" where every worker has a GPU of its own, else "gloo". The hosts are taken to be alike."""
     wanted = config.preference.transport
     own_gpus = device == "cuda" and len(visible_gpus()) * hosts >= workers
     if wanted == "nccl" and not own_gpus:
         raise TraceForgeError(
             "preference.transport is nccl, which needs a GPU of its own for every worker. Set it to auto or gloo."
         )
-    transport = wanted if wanted != "auto" else ("nccl" if own_gpus else "gloo")
-    if workers > 1:
-        why = "as configured" if wanted != "auto" else ("a GPU each" if own_gpus else "no GPU each")
-        logger.info("Gradients travel over %s (%s).", transport, why)
-    return transport
+    return wanted if wanted != "auto" else ("nccl" if own_gpus else "gloo")
 
 
 def _held_out(wanted: bool, folder: Path) -> Path | None:

@@ -211,5 +211,5 @@ def _set_aside(row: dict[str, str], file: Any, report: Report) -> None:
 
 def _seen(corpus: Corpus) -> str:
     if corpus.outcome_files or corpus.other_files:
-        return f"{len(corpus.outcome_files)} outcome files and {corpus.other_files.total()} others are there"
+        return f"outcome files there: {len(corpus.outcome_files)}, other files: {corpus.other_files.total()}"
     return "it is empty"
