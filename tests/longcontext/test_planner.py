@@ -90,6 +90,12 @@ def test_the_strategy_follows_from_length_gpus_and_memory() -> None:
         choose_strategy(QWEN3_8B, replace(H200, gpu_gib=16, weight_bytes=2), 77_824, 4_096, gpus=2)
 
 
+def test_the_tiny_model_is_planned_without_a_hub() -> None:
+    from traceforge_core.modeling.tiny import tiny_model, tiny_tokenizer
+
+    assert planner.read_dimensions("tiny") == Dimensions.of(tiny_model(tiny_tokenizer()).config)
+
+
 def test_a_plan_is_a_table_figures_and_a_plot(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps(
@@ -103,6 +109,7 @@ def test_a_plan_is_a_table_figures_and_a_plot(tmp_path: Path) -> None:
     options: dict[str, Any] = {"prompt": 77_824, "completion": 4_096, "host_gib": None, "gpus": 2}
     figures, text = planner.plan(config, model=str(tmp_path), gpu_gib=24, **options)
     assert [one["kind"] for one in figures["work"]] == ["branch_parallel", "shared_prefix", "sft"]
+    assert text.startswith(f"{tmp_path}: weights in NF4, computed in bfloat16, LoRA r=16; seconds as on one H200.\n")
     assert "peak GiB" in text and "Strategy on 2 GPUs: shared_prefix" in text
     assert figures["longest_prompt"]["shared_prefix"] > 250_000
     _, unknown = planner.plan(config, model=str(tmp_path), gpu_gib=24, device_name="RTX 3090", **options)

@@ -39,10 +39,14 @@ def longest_prompt(dims: Dimensions, setup: Setup, kind: Kind, completion: int) 
 
 
 def read_dimensions(model: str) -> Dimensions:
-    """Dimensions of a model: a folder with config.json, the file itself, or a hub id whose config can be had.
+    """Dimensions of a model: a folder with config.json, the file itself, a hub id whose config can be had, or `tiny`.
 
     Raises TraceForgeError where it cannot be read.
     """
+    if model == "tiny":
+        from traceforge_core.modeling.tiny import SHAPE, VOCABULARY
+
+        return Dimensions.of({**SHAPE, "vocab_size": VOCABULARY})
     path = Path(model).expanduser()
     path = path / "config.json" if path.is_dir() else path
     try:
@@ -148,7 +152,10 @@ def plan(
         advice = f"Strategy on {gpus} GPU{'s' if gpus > 1 else ''}: {strategy} ({why})."
     except TraceForgeError as error:
         strategy, advice = None, str(error)
-    lines = [table(estimates, setup), "", advice]
+    weights = "NF4" if config.model.quantization == "nf4" else config.model.dtype
+    times = f"; seconds as on one {device_name}" if setup.rates is not None else ""
+    head = f"{model}: weights in {weights}, computed in {config.model.dtype}, LoRA r={config.model.lora.r}{times}."
+    lines = [head, "", table(estimates, setup), "", advice]
     for kind, one in longest.items():
         lines.append(
             f"Longest prompt as {kind}: {one.work.prompt:,} + {completion:,} tokens "

@@ -25,6 +25,14 @@ CHATML = Path(__file__).parent / "templates" / "chatml.jinja"
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 VOCABULARY = 2048
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 LONGEST = 131072
 SEED = 20250101
 HEAD_STD = 0.15
@@ -86,12 +94,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
 
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
+        **SHAPE,
         max_position_embeddings=LONGEST,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=False,
