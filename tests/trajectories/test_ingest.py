@@ -206,10 +206,10 @@ def _runs(pid: int) -> bool:
 
 def test_an_empty_folder_says_what_to_do(tmp_path, run_ingest):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TraceForgeError, match=r"it is empty\. Set ingest\.path"):
+    with pytest.raises(TraceForgeError, match=r"it is empty\)\. Set ingest\.path"):
         run_ingest(tmp_path / "empty")
     (tmp_path / "empty" / "readme.md").write_text("hello")
-    with pytest.raises(TraceForgeError, match="outcome files there: 0, other files: 1"):
+    with pytest.raises(TraceForgeError, match="outcome files: 0, other files: 1"):
         run_ingest(tmp_path / "empty")
 
 

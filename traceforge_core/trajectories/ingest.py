@@ -54,7 +54,7 @@ def ingest(
         corpus = survey(corpus_folder(config.ingest.path))
     if not corpus.units and not corpus.unreadable:
         raise TraceForgeError(
-            f"No trajectory files in {corpus.root}: {_seen(corpus)}. Set ingest.path to a folder that holds some "
+            f"No trajectory files in {corpus.root} ({_seen(corpus)}). Set ingest.path to a folder that holds some "
             f"({', '.join(DATA_SUFFIXES)}, also packed as .gz or .zst)."
         )
     verdicts, outcome_files = _collect_outcomes(corpus, config.ingest.outcomes)
@@ -211,5 +211,5 @@ def _set_aside(row: dict[str, str], file: Any, report: Report) -> None:
 
 def _seen(corpus: Corpus) -> str:
     if corpus.outcome_files or corpus.other_files:
-        return f"outcome files there: {len(corpus.outcome_files)}, other files: {corpus.other_files.total()}"
+        return f"outcome files: {len(corpus.outcome_files)}, other files: {corpus.other_files.total()}"
     return "it is empty"
