@@ -25,5 +25,5 @@ def render(checkup: Checkup, width: int = 110) -> str:
     lines.append(f"{count} problem{'' if count == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}.")
     command = f"traceforge run --preset {checkup.preset}"
     command += "".join(f" --set {setting}" for setting in checkup.settings)
-    lines += [f"Preset that suits: {checkup.preset} ({checkup.reason}).", f"    {command}"]
+    lines += [*textwrap.wrap(f"Preset that suits: {checkup.preset} ({checkup.reason}).", width), f"    {command}"]
     return "\n".join(lines)
