@@ -141,7 +141,7 @@ def _shown(value: Any) -> str:
 def command_line_page() -> str:
     """A section a command, a row a parameter."""
     from flows.cli import __doc__ as about
-    from flows.cli import app
+    from flows.cli.commands import app
 
     program: Any = typer.main.get_command(app)
     ends = " ".join((about or "").split("\n\n")[-1].split())

@@ -22,7 +22,7 @@ import pytest
 import typer.main
 import yaml
 
-from flows.cli import app
+from flows.cli.commands import app
 from flows.cli.endings import UsageError
 from flows.session import ordered
 from traceforge_core.config import load_config

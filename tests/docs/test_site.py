@@ -16,7 +16,7 @@ import typer.main
 import yaml
 from pydantic import BaseModel
 
-from flows.cli import app
+from flows.cli.commands import app
 from traceforge_core.config import RunConfig, load_config, preset_names
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli.commands import app
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Inputs, Run, run_stage
 
