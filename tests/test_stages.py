@@ -33,6 +33,13 @@ def test_the_pipeline_runs_one_strategy_beside_the_oracle() -> None:
     assert "branch_parallel" not in other
 
 
+def test_what_rounding_does_is_measured_but_for_the_tiny_model_in_float32() -> None:
+    tiny, other = load_config(), load_config(assignments=["model.name=some/model"])
+    bfloat16 = load_config(assignments=["model.dtype=bfloat16"])
+    assert ["noise_floor" in pipeline(config) for config in (tiny, other, bfloat16)] == [False, True, True]
+    assert all("planted_faults" not in pipeline(config) for config in (tiny, other, bfloat16))
+
+
 def test_a_stage_whose_inputs_are_missing_says_which_stage_to_run(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     with pytest.raises(TraceForgeError, match="needs the outputs of stage ingest"):

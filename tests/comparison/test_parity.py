@@ -140,6 +140,22 @@ def test_an_entry_of_rounding_that_moved_its_weight_the_other_way_is_no_wrong_op
     assert verdict.first is not None and (verdict.first.quantity, verdict.first.step) == ("adapter", 2)
 
 
+def test_what_rounding_does_to_a_gradient_of_the_oracle_is_allowed_to_that_gradient_alone(tmp_path: Path) -> None:
+    """A parameter that is a small remainder of large terms: its gradient has few digits, and the rest all of them."""
+    folders = []
+    for name, off in (("oracle", 0.0), ("other", 4e-5)):
+        folders.append(stage(tmp_path / name, steps=1))
+        gradients = {"big": torch.tensor([1.0, 1.0]), "small": torch.tensor([1e-3, 1e-3 * (1 + off)])}
+        save_file(gradients, folders[-1] / "gradients/step-00001.safetensors")
+    assert judge_exactly(measure(*folders), ComparisonConfig()).first.quantity == "gradient direction"  # type: ignore[union-attr]
+    explained = measure(*folders, rounding={1: {"big": 1e-7, "small": 8e-6}})
+    assert explained.steps[0].direction_parameter == "small" and explained.steps[0].explained == pytest.approx(2.4e-5)
+    told = judge_exactly(explained, ComparisonConfig())
+    assert told.outcome == "pass" and "within what float32 rounding explains" in told.reasons[-1]
+    elsewhere = measure(*folders, rounding={1: {"big": 8e-6, "small": 1e-7}})
+    assert judge_exactly(elsewhere, ComparisonConfig()).outcome == "fail"
+
+
 def test_what_only_the_float32_comparison_found_decides_and_is_named(oracle: Path, tmp_path: Path) -> None:
     floor = tmp_path / "noise_floor"
     floor.mkdir()

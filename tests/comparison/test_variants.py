@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from traceforge_core.comparison.parity import measure
+from traceforge_core.comparison.rounding import WAYS, read_rounding, rounding_of, write_rounding
 from traceforge_core.comparison.series import run_series
 from traceforge_core.comparison.tolerances import judge_exactly
 from traceforge_core.comparison.variants import AGAIN, VARIANTS
@@ -36,4 +37,11 @@ def test_in_float32_every_way_gives_the_oracles_scores_loss_gradients_and_step(
     verdicts = {name: judge_exactly(parity, config.comparison) for name, parity in found.items()}
     assert {name: told.reasons[0] for name, told in verdicts.items() if told.outcome != "pass"} == {}
     assert found[AGAIN].max_loss == found[AGAIN].max_gradient == 0.0
+    # What rounding does to single gradients is what these differ by, a parameter at a time.
+    rounding = rounding_of(jobs["oracle"].out_dir, [jobs[name].out_dir for name in WAYS.values()])
+    write_rounding(rounding, tmp_path)
+    assert read_rounding(tmp_path) == rounding and list(rounding) == [1]
+    largest = max(rounding[1].values())
+    assert largest == pytest.approx(max(found[name].steps[0].direction or 0.0 for name in WAYS.values()))
+    assert 0 < largest < 1e-5
     assert sum(parity.max_gradient != 0.0 for parity in found.values()) >= 6, "they do round in other ways"

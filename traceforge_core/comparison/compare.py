@@ -20,6 +20,7 @@ from traceforge_core.comparison.parity import Parity, measure, read_steps, read_
 from traceforge_core.comparison.planted_faults import read_planted
 from traceforge_core.comparison.plots import plot_differences, plot_losses, plot_margins
 from traceforge_core.comparison.report import Compared, Trained, write_report
+from traceforge_core.comparison.rounding import read_rounding
 from traceforge_core.comparison.tolerances import judge_exactly, step_limits
 from traceforge_core.comparison.verdict import Finding, Verdict, judge_without_yardstick
 from traceforge_core.config import RunConfig
@@ -48,10 +49,11 @@ def compare(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dic
     oracle = inputs["oracle"]
     floor = read_floor(inputs["noise_floor"]) if "noise_floor" in inputs else Floor([])
     exact = read_exact(inputs["noise_floor"]) if "noise_floor" in inputs else {}
+    rounding = read_rounding(inputs["noise_floor"]) if "noise_floor" in inputs else {}
     compared = []
     for name in found:
         folder = _compared_folder(inputs[name])
-        parity = measure(oracle, folder)
+        parity = measure(oracle, folder, rounding)
         verdict = judge(config, oracle, folder, parity, floor)
         training, steps = read_training(folder), read_steps(folder)
         compared.append(Compared(name, training, steps, parity, verdict, exact.get(name)))

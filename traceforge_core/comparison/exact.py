@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.comparison.parity import measure
+from traceforge_core.comparison.rounding import WAYS, rounding_of
 from traceforge_core.comparison.series import run_series
 from traceforge_core.comparison.tolerances import judge_exactly
 from traceforge_core.config import RunConfig, lay_over
@@ -51,7 +52,9 @@ def compare_exactly(
             return {}
         told: dict[str, Any] = {}
         oracle = _short(preference_job("oracle", smaller, part, scratch / "oracle" / "run"))
-        run_series({"oracle": oracle}, scratch / "oracle")
+        ways = {name: replace(oracle, out_dir=scratch / "oracle" / name) for name in WAYS}
+        run_series({"oracle": oracle, **ways}, scratch / "oracle", variants=WAYS, last_step=STEPS)
+        rounding = rounding_of(oracle.out_dir, [way.out_dir for way in ways.values()])
         wanted = planted or {kind: (kind, None) for kind in STRATEGIES}
         for kind in dict.fromkeys(kind for kind, _ in wanted.values()):
             jobs = {
@@ -63,7 +66,7 @@ def compare_exactly(
                 if stopped is not None:
                     told[name] = {"outcome": "fail", "reasons": [stopped], "first": None}
                     continue
-                verdict = judge_exactly(measure(oracle.out_dir, jobs[name].out_dir), config.comparison)
+                verdict = judge_exactly(measure(oracle.out_dir, jobs[name].out_dir, rounding), config.comparison)
                 told[name] = asdict(verdict)
                 logger.info("%s in float32: %s (%s).", name, verdict.outcome, verdict.reasons[0])
         return told

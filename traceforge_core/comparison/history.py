@@ -104,7 +104,7 @@ def entry_of(run: Run) -> Entry:
                 if (evaluated.get(kind) or {}).get(name) is not None:
                     figures[f"{model}/held-out {kind} {name}"] = evaluated[kind][name]
     finished = json.loads((compared.path / "manifest.json").read_text(encoding="utf-8"))["started"]
-    reason = " ".join(reasons)
+    reason = "; ".join(told.rstrip(".") for told in reasons)
     return Entry(run.run_id, finished, report["verdict"], reason, str(run.path), surroundings(run), figures)
 
 

@@ -3,8 +3,8 @@
     figures = measure_noise_floor(config, {"model": ..., "datasets": ..., "sft": ..., "oracle": ...}, out_dir)
     floor = read_floor(out_dir)
 
-Only in bfloat16 is there anything to measure; in float32 fixed tolerances are far above rounding and far below
-mistakes.
+In float32 fixed tolerances are far above rounding and far below mistakes, but for single gradients of deep models: what
+rounding does to those is measured then (rounding.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from traceforge_core.comparison.deviations import Deviations, deviations
 from traceforge_core.comparison.exact import compare_exactly
+from traceforge_core.comparison.rounding import WAYS, run_rounding, write_rounding
 from traceforge_core.comparison.series import run_series
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
@@ -42,10 +43,14 @@ class Floor:
 
 def measure_noise_floor(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
     """Train the oracle again for a few steps, once as it was and `comparison.noise_runs` times in other ways, and
-    compare all strategies in float32 where that is affordable. Leaves noise.json and exact.json."""
+    compare all strategies in float32 where that is affordable. Leaves noise.json and exact.json; in float32, where
+    fixed tolerances decide, rounding.json, by which those for single gradients are widened."""
     if config.model.dtype == "float32":
         write_floor(Floor([]), out_dir)
-        return {"runs": 0, "note": "in float32 fixed tolerances decide"}
+        rounding = run_rounding(config, inputs, out_dir)
+        write_rounding(rounding, out_dir)
+        largest = max((value for step in rounding.values() for value in step.values()), default=0.0)
+        return {"runs": len(WAYS), "steps": len(rounding), "gradient_rounding": largest}
     floor = run_floor(config, inputs, out_dir) if config.comparison.noise_runs else Floor([])
     write_floor(floor, out_dir)
     exact = compare_exactly(config, inputs, out_dir)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import read_adapter, relative_difference
 from traceforge_core.training.records import StepRecord, read_records
 
+Rounding = dict[int, dict[str, float]]
+"""By step and parameter: by how much rounding alone makes a gradient differ, relative (rounding.py)."""
+WIDER = 3.0  # a right strategy's gradient may round so many times as much as the oracle's in the worst of a few ways
 ADAM_EPSILON = 1e-8  # of torch and transformers
 MUST_START_EQUAL = ("adapter", "data order", "tokenizer")
 
@@ -35,8 +39,10 @@ class StepDifference:
     their B matrices alone. workers_apart: as the candidate recorded it. From saved gradients, else None: gradient,
     gradient_parameter: the largest relative L2 difference of a parameter's gradient, and whose; gradient_overall: of
     all together; direction, direction_parameter: the same once both are scaled to unit length over all parameters, so
-    that a wrong factor does not show here. turned: by how much the step may part the adapters, relative to their size,
-    only because entries of the gradients that are hardly more than rounding have another sign; 0 without gradients.
+    that a wrong factor does not show here, of the parameter that is furthest beyond what rounding explains; explained:
+    how much of it that is, 0 where it was not measured. turned: by how much the step may part the adapters, relative to
+    their size, only because entries of the gradients that are hardly more than rounding have another sign; 0 without
+    gradients.
     """
 
     step: int
@@ -58,6 +64,7 @@ class StepDifference:
     gradient_overall: float | None = None
     direction: float | None = None
     direction_parameter: str | None = None
+    explained: float = 0.0
     turned: float = 0.0
 
 
@@ -98,8 +105,11 @@ class Parity:
         }
 
 
-def measure(oracle: Path, candidate: Path) -> Parity:
-    """Compare two finished stages. Raises TraceForgeError where one is incomplete or their numbers of steps differ."""
+def measure(oracle: Path, candidate: Path, rounding: Rounding | None = None) -> Parity:
+    """Compare two finished stages. `rounding`: what rounding does to the oracle's gradients, where that is known.
+
+    Raises TraceForgeError where one is incomplete or their numbers of steps differ.
+    """
     ours, theirs = read_steps(candidate), read_steps(oracle)
     if len(ours) != len(theirs):
         raise TraceForgeError(
@@ -107,7 +117,7 @@ def measure(oracle: Path, candidate: Path) -> Parity:
             "step. Train both again with the same data and settings."
         )
     steps = [
-        _step(own, reference) | _gradients(oracle, candidate, reference)
+        _step(own, reference) | _gradients(oracle, candidate, reference, (rounding or {}).get(reference.step, {}))
         for own, reference in zip(ours, theirs, strict=True)
     ]
     overall, worst_name, worst = relative_difference(
@@ -197,16 +207,27 @@ def _sketched(own: list[float] | None, reference: list[float] | None) -> float |
     return distance(own, reference) / size if size else 0.0
 
 
-def _gradients(oracle: Path, candidate: Path, reference: StepRecord) -> dict[str, Any]:
+def turned_gradients(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, float]:
+    """Relative L2 difference of each parameter's gradient, all of `ours` scaled to the length of all of `theirs`. {}
+    where either is zero."""
+    own_length, length = (
+        math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values())) for gradients in (ours, theirs)
+    )
+    if not (own_length and length):
+        return {}
+    return {
+        name: relative_difference({name: ours[name].double() * (length / own_length)}, {name: theirs[name]})[0]
+        for name in theirs
+    }
+
+
+def _gradients(oracle: Path, candidate: Path, reference: StepRecord, rounding: Mapping[str, float]) -> dict[str, Any]:
     from traceforge_core.training.sketch import norm
 
     ours, theirs = (saved_gradients(stage, reference.step) for stage in (candidate, oracle))
     if ours is None or theirs is None:
         return {}
     overall, worst_name, worst = relative_difference(ours, theirs)
-    own_length, length = (
-        math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values())) for gradients in (ours, theirs)
-    )
     rate, size = reference.learning_rate or 0.0, norm(reference.weights_sketch or [0.0])
     turned = rate * math.sqrt(sum(_turned(ours[name], theirs[name]) for name in theirs)) / size if size else 0.0
     found: dict[str, Any] = {
@@ -215,9 +236,11 @@ def _gradients(oracle: Path, candidate: Path, reference: StepRecord) -> dict[str
         "gradient_parameter": worst_name,
         "gradient_overall": overall,
     }
-    if own_length and length:
-        scaled = {name: gradient.double() * (length / own_length) for name, gradient in ours.items()}
-        _, found["direction_parameter"], found["direction"] = relative_difference(scaled, theirs)
+    if turned_by := turned_gradients(ours, theirs):
+        explained = {name: WIDER * rounding.get(name, 0.0) for name in turned_by}
+        beyond = {name: turned_by[name] - explained[name] for name in turned_by}
+        name = max(beyond, key=lambda one: (math.isnan(beyond[one]), beyond[one]))
+        found |= {"direction_parameter": name, "direction": turned_by[name], "explained": explained[name]}
     return found
 
 

@@ -15,7 +15,7 @@ SMALLEST = 1e-16  # where every difference is exactly 0: float64's own resolutio
 STYLES: dict[str, dict[str, Any]] = {
     "base": {"color": "0.6", "marker": ".", "linestyle": ":"},
     "sft": {"color": "#2da44e", "marker": "."},
-    "oracle": {"color": "black", "alpha": 0.3, "linewidth": 5},
+    "oracle": {"color": "black", "alpha": 0.3, "linewidth": 5, "marker": "s", "markersize": 5},
     "branch_parallel": {"color": "#0969da", "marker": "o", "markersize": 7, "fillstyle": "none"},
     "shared_prefix": {"color": "#d4762c", "marker": "x", "linestyle": "--"},
 }

@@ -19,7 +19,8 @@ from traceforge_core.comparison.detection import CLEAN, Detection, detection, de
 from traceforge_core.comparison.exact import compare_exactly
 from traceforge_core.comparison.faults.registry import faults_of
 from traceforge_core.comparison.noise_floor import Floor, read_floor, run_floor, run_floors, write_floor
-from traceforge_core.comparison.parity import measure
+from traceforge_core.comparison.parity import Rounding, measure
+from traceforge_core.comparison.rounding import run_rounding
 from traceforge_core.comparison.series import run_series
 from traceforge_core.config import RunConfig
 from traceforge_core.training.job import Job, Kind
@@ -50,8 +51,11 @@ def rehearse(
     and a noise floor that lie in `folder` already are used again."""
     oracle = _train_oracle_in(config, inputs, folder / "oracle")
     floor = Floor([])
+    rounding: Rounding = {}
     if config.model.dtype != "float32":
         floor = _floor(config, {**inputs, "oracle": oracle}, folder / "noise")
+    elif config.model.name != "tiny":  # as in a full run (stages.pipeline)
+        rounding = run_rounding(config, {**inputs, "oracle": oracle}, folder / "noise" / strategy)
     names = [CLEAN, *(faults if faults is not None else [fault.name for fault in faults_of(strategy)])]
     planted = {name: None if name == CLEAN else name for name in names}
     exact: dict[str, Any] = {}
@@ -77,7 +81,7 @@ def rehearse(
         if (message := stopped[name]) is not None:
             found.append(Detection(name, "stopped", None, None, (), float("inf"), message))
         else:
-            verdict = judge(config, oracle, job.out_dir, measure(oracle, job.out_dir), floor)
+            verdict = judge(config, oracle, job.out_dir, measure(oracle, job.out_dir, rounding), floor)
             beside = detection_in(name, exact[name]) if name in exact else None
             found.append(replace(detection(name, verdict), exact=beside))
         told = found[-1].decisive
@@ -103,6 +107,11 @@ def clean_runs(
         floors = run_floors(
             {seed: (configs[seed], oracles[seed].out_dir) for seed in configs}, inputs, folder / "noise"
         )
+    roundings: dict[str, Rounding] = {}
+    if config.model.dtype == "float32" and config.model.name != "tiny":
+        for seed, one in configs.items():
+            beside = {**inputs, "oracle": oracles[seed].out_dir}
+            roundings[seed] = run_rounding(one, beside, folder / "noise" / seed)
     told: dict[Kind, list[Detection]] = {}
     for strategy in strategies:
         jobs = {
@@ -116,7 +125,7 @@ def clean_runs(
         run_series(jobs, folder / strategy)
         told[strategy] = []
         for seed, job in jobs.items():
-            parity = measure(oracles[seed].out_dir, job.out_dir)
+            parity = measure(oracles[seed].out_dir, job.out_dir, roundings.get(seed))
             verdict = judge(config, oracles[seed].out_dir, job.out_dir, parity, floors[seed])
             told[strategy].append(detection(CLEAN, verdict))
     return told
