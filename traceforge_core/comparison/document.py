@@ -117,6 +117,6 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bott
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 th, td { border-bottom: 1px solid #d8dee4; padding: 0.25rem 0.7rem; text-align: left; white-space: nowrap; }
 .wide { overflow-x: auto; } img { max-width: 100%; } figure { margin: 1rem 0; }
-code { background: #f0f2f4; padding: 0 0.2rem; } .pass { color: #116329; font-weight: 600; }
+code { background: #f0f2f4; padding: 0 0.2rem; overflow-wrap: anywhere; } .pass { color: #116329; font-weight: 600; }
 .fail { color: #a40e26; font-weight: 600; } .undecided { color: #7d4e00; font-weight: 600; }
 """

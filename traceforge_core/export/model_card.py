@@ -156,7 +156,7 @@ def _evaluation(figures: Mapping[str, Any]) -> str:
     columns = [figures[key] for key in ("accuracy", "margin", "action_loss", "token_accuracy")]
     head = ("model", "pair accuracy", "margin", "next-action loss", "token accuracy")
     rows = [(name, *(_plain(column[name]) for column in columns)) for name in figures["accuracy"]]
-    return f"{figures['pairs']} pairs and {figures['actions']} next actions of cases not trained on.\n\n" + _table(
+    return f"Cases not trained on; pairs: {figures['pairs']}, next actions: {figures['actions']}.\n\n" + _table(
         head, rows
     )
 
