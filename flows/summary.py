@@ -14,6 +14,7 @@ from typing import Any
 from flows.session import last_session
 from traceforge_core.runs import NOT_OURS, Run
 from traceforge_core.stages import STAGES
+from traceforge_core.training.job import STRATEGIES
 
 KEY_FIGURES = {
     "ingest": ("found", "read", "quarantined", "by_reason", "duplicates", "by_outcome"),
@@ -167,10 +168,11 @@ def _verdict_lines(summary: Mapping[str, Any], width: int) -> list[str]:
 
 def why_not(parity: Mapping[str, Any]) -> str:
     """For a verdict that is no pass: in a sentence, which strategy left its limits in what, or what else is wrong."""
-    told = []
-    for name in ("branch_parallel", "shared_prefix"):
+    told, wrong = [], []
+    for name in STRATEGIES:
         numbers = parity.get(name) or {"verdict": "pass"}
         if numbers["verdict"] == "fail":
+            wrong.append(name)
             first = numbers["first_wrong"]
             told.append(f"{name} does not agree with the oracle" + (f" ({first})" if first else ""))
         elif numbers["verdict"] != "pass":
@@ -178,8 +180,9 @@ def why_not(parity: Mapping[str, Any]) -> str:
     planted = parity.get("planted_faults") or {}
     if planted.get("missed"):
         told.append(f"the comparison no longer finds known faults ({', '.join(planted['missed'])})")
-    if planted.get("false_alarms"):
-        told.append("the comparison calls runs wrong in which no fault was planted")
+    # What is wrong with a strategy itself is so where no fault was planted, too.
+    if alarms := [one for one in planted.get("false_alarms") or [] if one.partition(":")[0] not in wrong]:
+        told.append(f"the comparison calls runs wrong in which no fault was planted ({', '.join(alarms)})")
     return "; ".join(told)
 
 

@@ -1,5 +1,5 @@
-"""Task: run the oracle against itself, to learn what rounding alone does in bfloat16. Call it directly: a submitted
-task cannot be interrupted."""
+"""Task: run the oracle against itself, to learn what rounding alone does. Call it directly: a submitted task cannot be
+interrupted."""
 
 from __future__ import annotations
 

@@ -327,7 +327,9 @@ class ComparisonConfig(Section):
         description="bfloat16: how often the oracle is run again, in ways that must not matter, to learn its own "
         "noise; 0: never, and the verdict stays undecided. Fewer than 4 say little.",
     )
-    noise_steps: Positive = Field(6, description="bfloat16: optimizer steps of each of these runs.")
+    noise_steps: Positive = Field(
+        6, description="Optimizer steps of each of these runs (in float32 of two that show what single gradients lose)."
+    )
     confidence: float = Field(
         0.999, ge=0.9, lt=1, description="bfloat16: chance that a right strategy raises no alarm, over all tests."
     )

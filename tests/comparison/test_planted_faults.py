@@ -60,7 +60,7 @@ def test_a_missed_fault_or_a_false_alarm_fails_and_is_named() -> None:
     assert (missed["verdict"], missed["missed"], missed["caught"]) == ("fail", ["shared_prefix: eos_dropped"], 3)
     alarmed = figures_of(found | {"shared_prefix: clean": said(CLEAN, "fail", "loss")})
     assert alarmed["verdict"] == "fail"
-    assert alarmed["false_alarms"] == ["shared_prefix: clean (loss, first at step 1)"]
+    assert alarmed["false_alarms"] == ["shared_prefix: loss, step 1"]
 
 
 def test_pairs_with_an_observation_within_the_cut_come_first_and_without_any_that_fault_is_left_out(

@@ -121,3 +121,9 @@ def test_what_is_no_pass_is_said_in_a_sentence() -> None:
     missed = {"missed": ["branch_parallel: adam_beta2"], "false_alarms": []}
     told = why_not({"branch_parallel": right, "planted_faults": missed})
     assert told == "the comparison no longer finds known faults (branch_parallel: adam_beta2)"
+    alarms = {"missed": [], "false_alarms": ["branch_parallel: gradient norm, step 1", "shared_prefix: loss, step 2"]}
+    told = why_not({"branch_parallel": wrong, "shared_prefix": right, "planted_faults": alarms})
+    assert told.endswith(
+        "(gradient norm at step 1); the comparison calls runs wrong in which no fault was planted "
+        "(shared_prefix: loss, step 2)"
+    )

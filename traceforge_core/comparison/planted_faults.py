@@ -48,8 +48,8 @@ SETTINGS: dict[str, Any] = {
 
 def plant_faults(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
     """Train each strategy without a fault and with every fault that it can have, and compare. Figures: verdict ("fail"
-    where a fault was missed or a clean run was called wrong), planted, caught, and by "strategy: fault" missed,
-    pointed_elsewhere (caught, and the report points at something else) and false_alarms.
+    where a fault was missed or a clean run was called wrong), planted, caught, by "strategy: fault" missed and
+    pointed_elsewhere (caught, and the report points at something else), and by "strategy: what" false_alarms.
 
     Raises TraceForgeError where no float32 part of the model can be had.
     """
@@ -89,7 +89,8 @@ def figures_of(found: Mapping[str, Detection]) -> dict[str, Any]:
     """What the detections come to, as the stage's figures."""
     planted = {name: one for name, one in found.items() if one.fault != CLEAN}
     missed = [name for name, one in planted.items() if not one.caught]
-    alarms = [f"{name} ({one.reason})" for name, one in found.items() if one.fault == CLEAN and not one.right]
+    clean = {name.partition(":")[0]: one for name, one in found.items() if one.fault == CLEAN}
+    alarms = [f"{kind}: {_said(one)}" for kind, one in clean.items() if not one.right]
     return {
         "verdict": "fail" if missed or alarms else "pass",
         "planted": len(planted),

@@ -132,7 +132,7 @@ def planted_in_short(planted: Mapping[str, Any]) -> str:
     if planted["missed"]:
         said += f" Missed, so that nothing said here can be relied on: {', '.join(planted['missed'])}."
     if planted["false_alarms"]:
-        said += f" Called wrong without a planted fault: {', '.join(planted['false_alarms'])}."
+        said += f" Called wrong though none was planted: {', '.join(planted['false_alarms'])}."
     if planted["pointed_elsewhere"]:
         said += f" Found, but pointed at as something else: {', '.join(planted['pointed_elsewhere'])}."
     return said
