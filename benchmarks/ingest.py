@@ -61,7 +61,7 @@ def measure(corpus: Path, out: Path, workers: int, written: int) -> dict[str, An
     out.mkdir()
     config = load_config(assignments=[f"ingest.path={json.dumps(str(corpus))}", f"ingest.workers={workers}"])
     stop, peaks = threading.Event(), {"all": 0, "parent": 0}
-    watcher = threading.Thread(target=_watch_memory, args=(stop, peaks), daemon=True)
+    watcher = threading.Thread(target=watch_memory, args=(stop, peaks), daemon=True)
     watcher.start()
     clock, before = time.perf_counter(), os.times()
     figures = ingest(config, {}, out)
@@ -81,7 +81,8 @@ def measure(corpus: Path, out: Path, workers: int, written: int) -> dict[str, An
     }
 
 
-def _watch_memory(stop: threading.Event, peaks: dict[str, int]) -> None:
+def watch_memory(stop: threading.Event, peaks: dict[str, int]) -> None:
+    """Note under `all` and `parent`, until told to stop, the most bytes that all processes and this one alone hold."""
     me = psutil.Process()
     while not stop.wait(0.05):
         own = total = me.memory_info().rss

@@ -4,10 +4,12 @@
 
 Writes a corpus as ingest.py does into a temporary folder, reads it, and deletes it. Then, in turn and `--repeat` times:
 `tokenizers` alone on the text of every conversation, whole, 64 at a time, on all cores (encode_batch, and
-encode_batch_fast, which makes no offsets), and the whole stage for each style: start of the processes, rendering,
-checks, tokens, labels, Parquet, report. Printed: seconds by the clock and of processor time (which other programs on
-the machine change less), both as a share of the speed of encode_batch_fast, and the load of the machine. A style
-`blocks` sample has the history in it, so the stage writes many times the tokens that it is measured against.
+encode_batch_fast, which makes no offsets), its results looked at and thrown away; and the whole stage for each style:
+reading the corpus twice, start of the processes, rendering, checks, tokens, labels, Parquet, report. Printed: seconds
+by the clock and of processor time (which other programs on the machine change less), both as a share of the speed of
+encode_batch_fast, the highest memory of all processes of the stage together, and the load of the machine. A style
+`blocks` sample has the history in it, so the stage writes many times the tokens that it is measured against; it
+tokenises each text of a conversation once.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ingest import write_corpus
+from ingest import watch_memory, write_corpus
 from sft_tokens import load_tokenizer
 
 from traceforge_core.config import load_config
@@ -55,21 +58,23 @@ def main() -> None:
         characters = sum(len(text) for text in texts_of(folder, renderer))
         count = Corpus(folder / "ingest").count
         print(f"{count} trajectories, {characters / 1e6:.1f} MB of text, {options.workers} workers")
-        best, written = measure(folder, renderer, options)
+        best, written, peaks = measure(folder, renderer, options)
     print()
     clock, cpu = best["tokenizers.encode_batch_fast"]
-    print(f"{'':<30} {'clock s':>8} {'share':>6} {'processor s':>12} {'share':>6}  tokens written")
+    print(f"{'':<30} {'clock s':>8} {'share':>6} {'processor s':>12} {'share':>6}  tokens written  peak MiB")
     for what, (seconds, used) in best.items():
-        tokens = f"{written[what]:>14,}" if what in written else ""
+        tokens = f"{written[what]:>14,} {peaks[what] >> 20:>9}" if what in written else ""
         print(f"{what:<30} {seconds:>8.1f} {clock / seconds:>6.0%} {used:>12.1f} {cpu / used:>6.0%}  {tokens}")
 
 
 def measure(
     folder: Path, renderer: ChatRenderer, options: argparse.Namespace
-) -> tuple[dict[str, tuple[float, float]], dict[str, int]]:
-    """Best (clock, processor) seconds of each way, and how many tokens each style of samples has."""
+) -> tuple[dict[str, tuple[float, float]], dict[str, int], dict[str, int]]:
+    """Best (clock, processor) seconds of each way; how many tokens each style of samples has; and how many bytes all
+    processes held meanwhile."""
     backend = renderer.tokenizer.backend_tokenizer
     written: dict[str, int] = {}
+    peaks: dict[str, int] = {}
 
     def alone(encode: Callable[..., Any], watch: Watch) -> None:
         texts = texts_of(folder, renderer)
@@ -81,9 +86,15 @@ def measure(
     def stage(style: str, watch: Watch) -> None:
         out = folder / "out"
         out.mkdir()
+        stop, seen = threading.Event(), {"all": 0, "parent": 0}
+        watcher = threading.Thread(target=watch_memory, args=(stop, seen), daemon=True)
+        watcher.start()
         with watch:
             figures = build_datasets(stage_config(folder, style, options.workers), inputs_of(folder), out)
+        stop.set()
+        watcher.join()
         written[style] = figures["sft_tokens"]
+        peaks[style] = max(seen["all"], peaks.get(style, 0))
         shutil.rmtree(out)
 
     ways: dict[str, Callable[[Watch], None]] = {
@@ -99,7 +110,7 @@ def measure(
             way(watch)
             best[what] = min(best[what][0], watch.clock), min(best[what][1], watch.cpu)
             print(f"{what:<30} {watch.clock:>8.1f} s by the clock {watch.cpu:>8.1f} s of processor time", flush=True)
-    return best, written
+    return best, written, peaks
 
 
 class Watch:

@@ -12,6 +12,7 @@ they are made of, is shared out too. Memory stays flat however large the samples
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ from traceforge_core.trajectories.model import Trajectory
 JOB_CHARACTERS = 16 << 20
 WORTH_WORKERS = 32 << 20
 """Characters of text from which on workers pay: they start in about two seconds of a core each, which tokenises some
-two to four million characters."""
+four million characters."""
 MOST_WORKERS = 16
 """Where nobody says how many: each holds some 400 MB of libraries."""
 
@@ -119,7 +120,10 @@ def make_parts(
         for job in jobs:
             yield _make(job, corpus, renderer, config.sft, scratch, lambda: False)
         return
-    make = partial(_make_in_worker, str(corpus.ingest_dir), str(model_dir), config.sft, str(scratch))
+    kind = type(renderer.tokenizer)  # a class that came with a model cannot be imported over there
+    known = kind if kind.__module__.startswith("transformers.") else None
+    model = str(model_dir), known  # what load_renderer takes
+    make = partial(_make_in_worker, str(corpus.ingest_dir), model, config.sft, str(scratch))
     when_one_dies = (
         "A process that was tokenising SFT samples died, most likely for want of memory. Set datasets.workers lower "
         "(1: no further processes) and run it again."
@@ -164,13 +168,20 @@ def _make(
 
 
 def _make_in_worker(
-    ingest_dir: str, model_dir: str, config: SftDataConfig, scratch: str, job: SampleJob, should_stop: ShouldStop
+    ingest_dir: str,
+    model: tuple[str, Any],
+    config: SftDataConfig,
+    scratch: str,
+    job: SampleJob,
+    should_stop: ShouldStop,
 ) -> Made:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are taken by the other workers
-    corpus, renderer = _opened(ingest_dir, model_dir)
+    corpus, renderer = _opened(ingest_dir, *model)
     return _make(job, corpus, renderer, config, Path(scratch), should_stop)
 
 
 @lru_cache(maxsize=1)
-def _opened(ingest_dir: str, model_dir: str) -> tuple[Corpus, ChatRenderer]:
-    return Corpus(Path(ingest_dir), groups_kept=2), load_renderer(Path(model_dir))
+def _opened(ingest_dir: str, model_dir: str, kind: Any) -> tuple[Corpus, ChatRenderer]:
+    opened = Corpus(Path(ingest_dir), groups_kept=2), load_renderer(Path(model_dir), kind)
+    gc.freeze()  # a million objects of libraries that garbage collection would look at again and again
+    return opened

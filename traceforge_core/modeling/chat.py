@@ -287,11 +287,14 @@ class ChatRenderer:
         return [self._with_end_of_turn(text, span) for span in marked] == self._turns_by_prefix(probe, None)[1]
 
 
-def load_renderer(model_dir: Path) -> ChatRenderer:
-    """The renderer of a finished `model` stage."""
-    from transformers import AutoTokenizer
+def load_renderer(model_dir: Path, kind: type[PreTrainedTokenizerBase] | None = None) -> ChatRenderer:
+    """The renderer of a finished `model` stage. `kind` is the tokenizer's class where somebody knows it: looking for it
+    imports half of transformers, a second more."""
+    if kind is None:
+        from transformers import AutoTokenizer
 
-    return ChatRenderer(AutoTokenizer.from_pretrained(model_dir / "tokenizer"))
+        return ChatRenderer(AutoTokenizer.from_pretrained(model_dir / "tokenizer"))
+    return ChatRenderer(kind.from_pretrained(model_dir / "tokenizer"))
 
 
 def choose_chat_template(tokenizer: PreTrainedTokenizerBase, wanted: str) -> str:
