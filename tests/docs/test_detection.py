@@ -9,9 +9,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from detection_page import CLEAN, DTYPES, RESULTS, STRATEGIES, Result, decisive, page, read_results, with_summary
+from detection_page import (
+    CLEAN,
+    DTYPES,
+    RESULTS,
+    STRATEGIES,
+    TRAINED,
+    Result,
+    decisive,
+    page,
+    read_results,
+    with_summary,
+)
 
-from traceforge_core.comparison.faults.registry import faults_of
+from traceforge_core.comparison.faults.registry import FAULTS, faults_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,3 +49,15 @@ def test_every_fault_was_planted_and_caught_and_clean_runs_raised_no_alarm(
     assert told.pop(CLEAN) == "pass"
     assert set(told.values()) <= {"fail", "stopped"}
     assert found.get("clean", {}).get("alarms", []) == []
+    assert found["clean"]["runs"] >= 10
+
+
+def test_on_trained_weights_every_fault_is_caught_and_pointed_at_and_the_clean_run_passes(
+    results: dict[str, Result],
+) -> None:
+    for strategy, found in results[TRAINED]["strategies"].items():
+        told = {row["fault"]: row for row in found["faults"]}
+        assert set(told) == {CLEAN, *(fault.name for fault in faults_of(strategy))}
+        assert told.pop(CLEAN)["outcome"] == "pass"
+        for fault, row in told.items():
+            assert row["outcome"] == "stopped" or row["points_at"] in FAULTS[fault].points_at
