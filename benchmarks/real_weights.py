@@ -10,7 +10,7 @@ after it, both after the same history. Sections, in order, all by default; each 
     weights   the model as a Hugging Face folder
     data      stages ingest, model, datasets
     train     stages oracle and branch_parallel, once for each --dtype, from the same fresh adapter
-    measure   stages noise_floor (bfloat16), evaluate and compare, and evaluate's figures on the pairs trained on too
+    measure   stages noise_floor (not for the tiny model in float32), evaluate and compare; evaluate's figures on the trained pairs
     report    a table in Markdown, and --figures/real-weights.{png,json}
 
 Most recoveries lie far behind what SmolLM2 can read (8,192 tokens), so the datasets get each of those as a given pair,
@@ -39,7 +39,7 @@ from traceforge_core.datasets.recovery import recoveries
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 from traceforge_core.modeling.messages import RenderingError
 from traceforge_core.runs import Run
-from traceforge_core.stages import perform
+from traceforge_core.stages import perform, pipeline
 from traceforge_core.trajectories.model import Message, Trajectory
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -220,7 +220,7 @@ def measure(config: RunConfig, run: Run) -> None:
     """The stages that judge; and, in `trained_pairs/`, the evaluation on the pairs that were trained on."""
     from traceforge_core.evaluation.evaluate import evaluate_adapters
 
-    noise = ["noise_floor"] if config.model.dtype == "bfloat16" else []
+    noise = [name for name in pipeline(config) if name == "noise_floor"]
     for stage in (*noise, "evaluate", "compare"):
         print(json.dumps({"stage": stage, **perform(stage, config, run).figures}), flush=True)
     trained = run.path / "trained_pairs"
