@@ -83,12 +83,10 @@ class RowWriter:
         self._file.close()
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add one row with the schema's columns; lists may be numpy arrays, and are copied."""
+        """Add one row with the schema's columns. Lists may be numpy arrays, or tuples of such that are to be joined;
+        they are copied."""
         for name, column in zip(self._schema.names, self._columns, strict=True):
-            value = row[name]
-            column.add(value)
-            if not isinstance(value, int | float):
-                self._values += len(value)
+            self._values += column.add(row[name])
         self.rows += 1
         self._pending += 1
         if self._pending >= GROUP_ROWS or self._values >= GROUP_VALUES:
@@ -129,8 +127,10 @@ class _Values:
         self._kind = kind
         self._values: list[Any] = []
 
-    def add(self, value: Any) -> None:
+    def add(self, value: Any) -> int:
+        """Add one value. Returns its characters, if it has any."""
         self._values.append(value)
+        return len(value) if isinstance(value, str) else 0
 
     def take(self) -> pa.Array:
         """The values added since the last time."""
@@ -147,14 +147,18 @@ class _Lists:
         self._numbers = np.empty(1 << 16, kind.value_type.to_pandas_dtype())
         self._ends = [0]
 
-    def add(self, value: Any) -> None:
-        start, end = self._ends[-1], self._ends[-1] + len(value)
+    def add(self, value: Any) -> int:
+        """Add one list. Returns its length."""
+        parts = value if isinstance(value, tuple) else (np.asarray(value, self._numbers.dtype),)
+        start = self._ends[-1]
+        end = start + sum(map(len, parts))
         if end > len(self._numbers):
             more = np.empty(max(end, 2 * len(self._numbers)), self._numbers.dtype)
             more[:start] = self._numbers[:start]
             self._numbers = more
-        self._numbers[start:end] = value
+        np.concatenate(parts, out=self._numbers[start:end])
         self._ends.append(end)
+        return end - start
 
     def take(self) -> pa.Array:
         """The lists added since the last time, until the next is added."""

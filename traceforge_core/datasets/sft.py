@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,12 @@ VERIFY_EVERY = 32
 
 @dataclass(frozen=True, slots=True)
 class SftSample:
-    """`labels` are `input_ids` where the loss counts, else -100; int32 both. `turn` is the position of the assistant
-    turn in its trajectory, -1 for a whole trajectory. `trimmed_messages` were left out of the history."""
+    """`pieces` are the tokens, one behind the other, and `learned` says of each piece whether the loss counts in it.
+    `turn` is the position of the assistant turn in its trajectory, -1 for a whole trajectory. `trimmed_messages` were
+    left out of the history.
+
+    Samples of one trajectory share their pieces, so that a history is in memory once for all turns that have it.
+    """
 
     sample_id: str
     case: str
@@ -47,13 +51,51 @@ class SftSample:
     turn: int
     prompt: str
     completion: str
-    input_ids: Ids
-    labels: Ids
+    pieces: Sequence[Ids]
+    learned: Sequence[bool]
     trimmed_messages: int
 
+    @property
+    def input_ids(self) -> Ids:
+        """All tokens, int32."""
+        return np.concatenate(self.pieces)
+
+    @property
+    def labels(self) -> Ids:
+        """`input_ids` where the loss counts, else -100; int32."""
+        return np.concatenate(self._parts_of_labels())
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        return sum(map(len, self.pieces))
+
+    @property
+    def learned_tokens(self) -> int:
+        """How many of them the loss counts."""
+        return sum(len(piece) for piece, learn in zip(self.pieces, self.learned, strict=True) if learn)
+
     def row(self) -> dict[str, Any]:
-        """The columns of the Parquet file."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"tokens": len(self.input_ids)}
+        """The columns of the Parquet file; lists in parts, as RowWriter takes them."""
+        return {
+            "sample_id": self.sample_id,
+            "case": self.case,
+            "trajectory_id": self.trajectory_id,
+            "turn": self.turn,
+            "prompt": self.prompt,
+            "completion": self.completion,
+            "input_ids": tuple(self.pieces),
+            "labels": self._parts_of_labels(),
+            "tokens": self.tokens,
+            "trimmed_messages": self.trimmed_messages,
+        }
+
+    def _parts_of_labels(self) -> tuple[Ids, ...]:
+        parts: list[Ids] = []
+        for learn, run in groupby(zip(self.pieces, self.learned, strict=True), key=lambda pair: pair[1]):
+            own = [piece for piece, _ in run]
+            parts += own if learn else [np.broadcast_to(np.int32(IGNORED), sum(map(len, own)))]
+        return tuple(parts)
 
 
 def candidate_turns(trajectory: Trajectory, config: SftDataConfig) -> list[int]:
@@ -161,25 +203,16 @@ class _BlockMaker:
                 parts = [*pieces[: 1 + head], *note, *pieces[rest], pieces[-1]]
             else:
                 parts = self.renderer.id_arrays([prompt])
-            border = sum(map(len, parts))
-            over = border + len(completion_ids) - self.config.max_length
+            over = sum(map(len, parts)) + len(completion_ids) - self.config.max_length
             if over <= 0:
                 break
             room -= over  # lengths of pieces are an estimate where the tokenizer merges across them
-        input_ids = np.concatenate([*parts, completion_ids])
-        if self.config.loss_on == "completion":
-            labels = np.full(len(input_ids), IGNORED, np.int32)
-            labels[border:] = completion_ids
-        else:
-            labels = input_ids.copy()
-            if self._pieces_are_exact:
-                # Turns that must never be learned stay out of the loss even in the plain baseline.
-                kept = [*range(head), *([None] if fit.left_out else []), *range(head + fit.left_out, turn)]
-                start = len(pieces[0])
-                for position, part in zip(kept, parts[1:-1], strict=True):
-                    if position is not None and not trajectory.messages[position].trainable:
-                        labels[start : start + len(part)] = IGNORED
-                    start += len(part)
+        learned = [self.config.loss_on == "everything"] * len(parts) + [True]
+        if learned[0] and self._pieces_are_exact:
+            # Turns that must never be learned stay out of the loss even in the plain baseline.
+            kept = [*range(head), *([None] if fit.left_out else []), *range(head + fit.left_out, turn)]
+            for place, position in enumerate(kept, 1):
+                learned[place] = position is None or trajectory.messages[position].trainable
         return SftSample(
             sample_id=f"{trajectory.trajectory_id}#{turn}",
             case=trajectory.case,
@@ -187,8 +220,8 @@ class _BlockMaker:
             turn=turn,
             prompt=prompt,
             completion=completion,
-            input_ids=input_ids,
-            labels=labels,
+            pieces=[*parts, completion_ids],
+            learned=learned,
             trimmed_messages=fit.left_out,
         )
 
@@ -280,15 +313,13 @@ def _native_samples(
 def _native_sample(
     trajectory: Trajectory, identity: str, encoded: Encoded, trimmed: int, config: SftDataConfig
 ) -> SftSample:
-    end = encoded.turns[-1].end
-    ids, mask = encoded.input_ids[:end], encoded.assistant_mask[:end]
-    if config.loss_on == "everything":
-        labels = ids.copy()
-        for turn in encoded.turns:
-            if not mask[turn.start]:
-                labels[turn.start : turn.end] = IGNORED
-    else:
-        labels = np.where(mask, ids, np.int32(IGNORED))
+    pieces: list[Ids] = []
+    learned: list[bool] = []
+    position = 0
+    for turn in encoded.turns:
+        pieces += [encoded.input_ids[position : turn.start], encoded.input_ids[turn.start : turn.end]]
+        learned += [config.loss_on == "everything", bool(encoded.assistant_mask[turn.start])]
+        position = turn.end
     border = encoded.turns[0].text_start
     return SftSample(
         sample_id=identity,
@@ -297,7 +328,7 @@ def _native_sample(
         turn=WHOLE_TRAJECTORY,
         prompt=encoded.text[:border],
         completion=encoded.text[border : encoded.turns[-1].text_end],
-        input_ids=ids,
-        labels=labels,
+        pieces=pieces,
+        learned=learned,
         trimmed_messages=trimmed,
     )

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from traceforge_core.config import DatasetsConfig, SftDataConfig
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.parquet import SFT_SCHEMA, RowWriter
-from traceforge_core.datasets.sft import IGNORED, VERIFY_EVERY, sft_samples
+from traceforge_core.datasets.sft import VERIFY_EVERY, sft_samples
 from traceforge_core.datasets.splits import SIDES, Side
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 from traceforge_core.processes.in_order import ShouldStop, in_order
@@ -161,8 +161,8 @@ def _make(
                 break
             side = side_of[sample.trajectory_id]
             writers[side].write(sample.row())
-            learned = int(np.count_nonzero(sample.labels != IGNORED))
-            made.samples.append(SampleFigures(side, len(sample.input_ids), learned, sample.trimmed_messages))
+            figures = SampleFigures(side, sample.tokens, sample.learned_tokens, sample.trimmed_messages)
+            made.samples.append(figures)
     made.dropped.update(dropped)
     return made
 
