@@ -10,7 +10,8 @@ after it, both after the same history. Sections, in order, all by default; each 
     weights   the model as a Hugging Face folder
     data      stages ingest, model, datasets
     train     stages oracle and branch_parallel, once for each --dtype, from the same fresh adapter
-    measure   stages noise_floor (not for the tiny model in float32), evaluate and compare; evaluate's figures on the trained pairs
+    measure   stages noise_floor (not for the tiny model in float32), evaluate and compare; evaluate's figures on the
+              trained pairs
     report    a table in Markdown, and --figures/real-weights.{png,json}
 
 Most recoveries lie far behind what SmolLM2 can read (8,192 tokens), so the datasets get each of those as a given pair,

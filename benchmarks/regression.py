@@ -52,6 +52,7 @@ def main() -> None:
     told: dict[str, Any] = {"setting": setting(options, config), "versions": installed_versions(), "strategies": {}}
     share = options.device == "cuda" and len(visible_gpus()) < 2
     runs = options.work / "runs" / note.replace("/", "_")
+    shutil.rmtree(runs, ignore_errors=True)  # trainings of an earlier call would be gone on with, whatever made them
     for strategy in options.strategies:
         graded = [f"{kind}:{amount:g}" for kind in options.power for amount in AMOUNTS]
         wanted = [f.name for f in FAULTS.values() if strategy in f.strategies and applies(f.needs, config)] + graded
