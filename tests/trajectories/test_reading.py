@@ -15,10 +15,9 @@ import pytest
 import zstandard
 
 from tests.trajectories.make import chat_row, mini_v1, mini_v2
-from traceforge_core.trajectories import parsing, reading
+from traceforge_core.trajectories import parsing, reading, values
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.parsing import array_items, parse
-from traceforge_core.trajectories.reading import split
 from traceforge_core.trajectories.survey import Unit, survey
 
 
@@ -301,7 +300,7 @@ def test_a_document_above_the_limit_is_set_aside_unless_it_is_a_list(
     write, run_ingest, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(parsing, "DOCUMENT_LIMIT", 2000)
-    monkeypatch.setattr(reading, "DOCUMENT_LIMIT", 2000)
+    monkeypatch.setattr(values, "DOCUMENT_LIMIT", 2000)
     monkeypatch.setattr(parsing, "CHUNK_BYTES", 64)
     rows = [chat_row(f'text "{i}" with \\ and ]}}', case=f"c{i}") for i in range(40)]
     write("rows.json", json.dumps(rows, indent=1))
@@ -376,7 +375,7 @@ def test_of_several_documents_the_broken_ones_are_set_aside_and_counted(write, r
 
 
 def test_documents_are_read_one_by_one_however_large_their_file(write, run_ingest, monkeypatch: pytest.MonkeyPatch):
-    for module in (parsing, reading):
+    for module in (parsing, values):
         monkeypatch.setattr(module, "DOCUMENT_LIMIT", 2000)
     monkeypatch.setattr(parsing, "CHUNK_BYTES", 64)
     texts = [json.dumps(chat_row(f'{n} "]}}"'), indent=1) for n in range(60)]
@@ -404,7 +403,7 @@ def test_a_large_file_of_rows_is_read_in_parts_as_if_it_were_whole(write, size: 
     content = "\n" + lines(*(chat_row(f"é{i}" * (i % 7)) for i in range(60)), "{torn", chat_row("last")).rstrip("\n")
     folder = write("rows.jsonl", content)
     (unit,) = survey(folder).units
-    parts = split(folder, unit, size)
+    parts = values.split(folder, unit, size)
     assert len(parts) > 1 or size == 5000
     whole = list(reading.read_unit(folder, unit))
     assert len(whole) == 62
@@ -417,4 +416,4 @@ def test_logs_documents_and_packed_files_are_never_split(write):
     write("one.json", mini_v2())
     folder = write("rows.jsonl.gz", gzip.compress(lines(*(chat_row(str(i)) for i in range(50))).encode(), 0))
     for unit in survey(folder).units:
-        assert split(folder, unit, 100) == [unit]
+        assert values.split(folder, unit, 100) == [unit]

@@ -28,11 +28,11 @@ from traceforge_core.runs import write_json
 from traceforge_core.runs.progress import progress
 from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.parsing import DATA_SUFFIXES
-from traceforge_core.trajectories.reading import split
 from traceforge_core.trajectories.report import Report
 from traceforge_core.trajectories.shards import SHARD_BYTES, ShardJob, Summary, local_processes, plan
 from traceforge_core.trajectories.store import FOLDER, TrajectoryWriter, read_rows
 from traceforge_core.trajectories.survey import Corpus, find_outcomes, survey
+from traceforge_core.trajectories.values import split
 
 RunJobs = Callable[[Sequence[ShardJob]], Iterable[Summary]]
 
