@@ -24,6 +24,7 @@ def test_every_fault_of_the_list_is_there() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # thirty trainings, on a machine that may have much else to do
 def test_clean_runs_in_other_orders_of_the_data_raise_no_alarm(
     short: RunConfig, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
