@@ -45,6 +45,8 @@ class Sample:
     seconds: float
     state: str
     memory_mib: float
+    server_mib: float
+    worker_mib: float
     processes: int
     open_files: int
     ports: int
@@ -102,17 +104,20 @@ def sample(api: str, home: Path, folder: Path, number: int) -> Sample:
     while at_work(home) and time.monotonic() < deadline:  # the run's own process says goodbye
         time.sleep(0.2)
     processes = of_site(home)
-    memory, files, ports = 0.0, 0, set()
+    memory, files, ports = {"server": 0.0, "worker": 0.0, "": 0.0}, 0, set()
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            memory += process.memory_full_info().pss / 2**20
+            words = process.cmdline()
+            which = next((name for name in ("server", "worker") if [name, "start"] == words[3:5]), "")
+            memory[which] += process.memory_full_info().pss / 2**20
             files += process.num_fds()
             listening = (each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN)
             ports |= {each.laddr.port for each in listening}
     limit = asked("GET", f"{api}/v2/concurrency_limits/gpu")
     temporary = len(list((folder / "tmp").iterdir()))
     slots = limit["active_slots"]
-    taken = Sample(number, seconds, state, memory, len(processes), files, len(ports), temporary, slots)
+    each = (sum(memory.values()), memory["server"], memory["worker"])
+    taken = Sample(number, seconds, state, *each, len(processes), files, len(ports), temporary, slots)
     print(json.dumps(asdict(taken)), file=sys.stderr, flush=True)
     return taken
 
@@ -177,6 +182,8 @@ def summary(samples: list[Sample]) -> dict[str, float]:
         "memory half-way, MiB": round(half[0].memory_mib, 1),
         "memory after, MiB": round(last.memory_mib, 1),
         "memory a run, MiB": growth([each.memory_mib for each in half]),
+        "of the server": growth([each.server_mib for each in half]),
+        "of the worker": growth([each.worker_mib for each in half]),
         "open files before": first.open_files,
         "open files after": last.open_files,
         "open files a run": growth([float(each.open_files) for each in half]),

@@ -4,13 +4,16 @@
 
 Listens on loopback only, port 4200 (another with PREFECT_SERVER_API_PORT). The database lies in PREFECT_HOME, else in
 `.prefect` in the checkout, or in PostgreSQL where PREFECT_SERVER_DATABASE_CONNECTION_URL names one; logs of server and
-worker lie beside it. The first Ctrl-C lets runs that are at work finish, the second ends them. However this program
-ends, SIGKILL included, server and worker end with it.
+worker lie beside it. A server or worker that ends by itself is started again, while runs go on. The first Ctrl-C lets
+runs that are at work finish, the second ends them. However this program ends, SIGKILL included, server and worker end
+with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import signal
 import socket
@@ -19,7 +22,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -28,36 +31,21 @@ import psutil
 from deployments.setup import POOL
 from flows.embedded import prefect_home
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.processes.bound import adopt_orphans
 
 CHECKOUT = Path(__file__).parents[1]
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
+SHORT_LIFE_SECONDS = 30.0
 
 
 def main() -> int:
     """Serve until a signal. Returns the exit status."""
     asked = _count_signals()
-    port = int(os.environ.get("PREFECT_SERVER_API_PORT", "4200"))
-    home = prefect_home()
-    env = _environment(port, home)
     try:
-        _tell("Starting the Prefect server ...")
-        with _child("server", ["server", "start", "--host", "127.0.0.1", "--port", str(port)], env, home) as server:
-            _wait_until_up(server, port, home, asked)
-            _tell("Setting up the work pool, the limit, the automations and the deployments (half a minute) ...")
-            _run([sys.executable, "-m", "deployments.setup"], env)
-            deploy = ["--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
-            _run([sys.executable, "-m", "prefect", *deploy], env)
-            with _child(
-                "worker", ["worker", "start", "--pool", POOL, "--name", socket.gethostname()], env, home
-            ) as worker:
-                _tell(_how_to_use(port))
-                while not asked:
-                    for name, process in (("server", server), ("worker", worker)):
-                        if process.poll() is not None:
-                            raise TraceForgeError(f"The {name} ended by itself. Its log: {home / f'{name}.log'}")
-                    time.sleep(0.2)
-                _drain(worker, asked)
+        port, home = _port(), prefect_home()
+        with _alone(home):
+            _serve(port, home, asked)
     except _Stopped:
         pass
     except TraceForgeError as error:
@@ -65,6 +53,31 @@ def main() -> int:
         return 1
     _tell("Stopped.")
     return 0
+
+
+def _serve(port: int, home: Path, asked: list[int]) -> None:
+    env = _environment(port, home)
+    serve = ["deployments.lean", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    work = ["prefect", "worker", "start", "--pool", POOL, "--name", socket.gethostname()]
+    adopt_orphans()
+    _tell("Starting the Prefect server ...")
+    # A thread a database connection, and by itself glibc keeps freed memory apart for each of so many threads.
+    with _Kept("server", serve, env | {"MALLOC_ARENA_MAX": "2"}, home) as server:
+        _wait_until_up(server, port, asked)
+        _tell("Setting up the work pool, the limit, the automations and the deployments (half a minute) ...")
+        _run([sys.executable, "-m", "deployments.setup"], env)
+        deploy = ["--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
+        _run([sys.executable, "-m", "prefect", *deploy], env)
+        with _Kept("worker", work, env, home) as worker:
+            kept = (server, worker)
+            _tell(_how_to_use(port))
+            while not asked:
+                for each in kept:
+                    each.tend()
+                _orphans(kept)
+                time.sleep(0.2)
+            _drain(worker.process, kept, asked)
+            _end(_orphans(kept))
 
 
 class _Stopped(Exception):
@@ -83,18 +96,55 @@ def _count_signals() -> list[int]:
     return asked
 
 
-def _environment(port: int, home: Path) -> dict[str, str]:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+def _port() -> int:
+    """The port to listen on, which nobody else does. Raises TraceForgeError where that is not so."""
+    asked = os.environ.get("PREFECT_SERVER_API_PORT", "4200")
+    try:
+        port = int(asked)
+        with contextlib.closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
-        except OSError:
-            _tell(
-                f"make serve: port {port} is taken, perhaps by another Prefect server. Stop that one, or choose "
-                "another port with PREFECT_SERVER_API_PORT."
-            )
-            raise SystemExit(1) from None
-    home.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OverflowError):
+        raise TraceForgeError(f"PREFECT_SERVER_API_PORT is {asked!r}: give a port number, 1 to 65535.") from None
+    except OSError as error:
+        what = (
+            "is taken, perhaps by another Prefect server. Stop that one, or" if error.errno == errno.EADDRINUSE else ""
+        )
+        raise TraceForgeError(
+            f"port {port} {what or f'cannot be used ({error.strerror}):'} choose another port with "
+            "PREFECT_SERVER_API_PORT."
+        ) from None
+    return port
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Have the folder of Prefect's database for this process. Raises TraceForgeError where another one serves from it
+    (two servers would both start what is scheduled) or it cannot be written to."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        file = (home / ".serving").open("a+")
+    except OSError as error:
+        raise TraceForgeError(
+            f"cannot write to {home}, where Prefect keeps its database: {error.strerror}. Choose another folder with "
+            "the environment variable PREFECT_HOME."
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise TraceForgeError(
+                f"process {file.read() or '?'} is serving from {home} already. Stop that one, or choose another folder "
+                "with the environment variable PREFECT_HOME."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _environment(port: int, home: Path) -> dict[str, str]:
     return os.environ | {
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
@@ -109,28 +159,51 @@ def _environment(port: int, home: Path) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def _child(name: str, arguments: list[str], env: Mapping[str, str], home: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A Prefect process in a session of its own, so that Ctrl-C reaches only this program, which ends it in order."""
-    with (home / f"{name}.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "traceforge_core.processes.bound", str(os.getpid()), "-m", "prefect", *arguments],
-            cwd=CHECKOUT,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        _end_tree(process)
+class _Kept:
+    """A Prefect process (`program`: module and arguments) that is started again where it ends by itself: killed for
+    memory, say. It has a session of its own, so that Ctrl-C reaches only this program, which ends it in order."""
+
+    def __init__(self, name: str, program: list[str], env: Mapping[str, str], home: Path) -> None:
+        self._name, self._program, self._env = name, program, dict(env)
+        self.log = home / f"{name}.log"
+
+    def __enter__(self) -> _Kept:
+        self._start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _end([psutil.Process(self.process.pid)])
+        self.process.wait()
+
+    def tend(self) -> None:
+        """Start it again if it has ended. Raises TraceForgeError where it does not live long enough to be of use."""
+        status = self.process.poll()
+        if status is None:
+            return
+        if time.monotonic() - self._started < SHORT_LIFE_SECONDS:
+            raise TraceForgeError(f"The {self._name} ended by itself. Its log: {self.log}")
+        how = f"by signal {-status}" if status < 0 else f"with exit status {status}"
+        _tell(f"The {self._name} ended by itself, {how}, and is started again (its log: {self.log}).")
+        self._start()
+
+    def _start(self) -> None:
+        self._started = time.monotonic()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "traceforge_core.processes.bound", str(os.getpid()), "-m", *self._program],
+                cwd=CHECKOUT,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
 
-def _wait_until_up(server: subprocess.Popen[bytes], port: int, home: Path, asked: list[int]) -> None:
+def _wait_until_up(server: _Kept, port: int, asked: list[int]) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
+    while time.monotonic() < deadline and server.process.poll() is None:
         if asked:
             raise _Stopped
         with contextlib.suppress(urllib.error.URLError, OSError):
@@ -138,7 +211,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], port: int, home: Path, asked
                 if answer.status == 200:
                     return
         time.sleep(0.2)
-    raise TraceForgeError(f"The Prefect server did not come up. Its log: {home / 'server.log'}")
+    raise TraceForgeError(f"The Prefect server did not come up. Its log: {server.log}")
 
 
 def _run(command: list[str], env: Mapping[str, str]) -> None:
@@ -147,22 +220,36 @@ def _run(command: list[str], env: Mapping[str, str]) -> None:
         raise TraceForgeError(f"`{' '.join(command[1:])}` failed:\n{done.stdout}{done.stderr}")
 
 
-def _drain(worker: subprocess.Popen[bytes], asked: list[int]) -> None:
-    """Let the worker finish its runs; a second signal ends them."""
+def _drain(worker: subprocess.Popen[bytes], keepers: Sequence[_Kept], asked: list[int]) -> None:
+    """Let the worker finish its runs, and those of one before it; a second signal ends them."""
     worker.terminate()
-    if psutil.Process(worker.pid).children():
+    if (worker.poll() is None and psutil.Process(worker.pid).children()) or _orphans(keepers):
         _tell("Waiting for the runs at work to finish. Ctrl-C again ends them.")
-    while worker.poll() is None and len(asked) < 2:
+    while (worker.poll() is None or _orphans(keepers)) and len(asked) < 2:
         time.sleep(0.2)
 
 
-def _end_tree(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to a process and all below it, SIGKILL to what is left after a while."""
-    try:
-        tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        process.wait()
-        return
+def _orphans(keepers: Sequence[_Kept]) -> list[psutil.Process]:
+    """Runs whose worker died: this process has become their parent. Those that have ended are buried."""
+    kept = {each.process.pid for each in keepers}
+    found = []
+    for child in psutil.Process().children():
+        if child.pid in kept:
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+            else:
+                found.append(child)
+    return found
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """SIGTERM to processes and all below them, SIGKILL to what is left after a while."""
+    tree = []
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            tree += [each, *each.children(recursive=True)]
     for each in reversed(tree):
         with contextlib.suppress(psutil.NoSuchProcess):
             each.terminate()
@@ -170,7 +257,6 @@ def _end_tree(process: subprocess.Popen[bytes]) -> None:
     for each in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
-    process.wait()
 
 
 def _how_to_use(port: int) -> str:
@@ -184,8 +270,11 @@ In another shell:
 
 
 def _tell(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever listened has gone (`make serve | head`): that is no reason to stop
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.paths import written
 from traceforge_core.processes.bound import end_with
 
 START_SECONDS = 120.0
@@ -36,7 +37,7 @@ QUIET = {
 
 def prefect_home() -> Path:
     """Where Prefect keeps its database: PREFECT_HOME, else `.prefect` in the checkout."""
-    return Path(os.environ.get("PREFECT_HOME") or Path(__file__).parents[1] / ".prefect").expanduser().resolve()
+    return written(os.environ.get("PREFECT_HOME") or Path(__file__).parents[1] / ".prefect").resolve()
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from prefect import flow, runtime
+from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, State
 from prefect.tasks import MaterializingTask
@@ -27,7 +28,7 @@ from pydantic import BeforeValidator, Field
 from flows.gpus import gpus_held, gpus_needed
 from flows.leftover import mark_crashed
 from flows.session import Session, begin, last_session, ordered
-from flows.summary import key_figures, summarise, why_not
+from flows.summary import as_markdown, key_figures, summarise, why_not
 from tasks.assets import with_lineage
 from tasks.branch_parallel import branch_parallel
 from tasks.compare import compare
@@ -46,6 +47,7 @@ from tasks.shared_prefix import shared_prefix
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.monitoring.host import descendants
+from traceforge_core.paths import written
 from traceforge_core.runs import Run, StageResult
 from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.stages import IN_WORKERS, STAGES, check_start
@@ -87,6 +89,7 @@ StageName = Annotated[
 ]
 
 
+Named = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]  # what a file system takes
 HistoryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=64)]
 
 
@@ -98,8 +101,8 @@ class ParityFailed(TraceForgeError):
 def traceforge(
     config: RunConfig | None = None,
     stages: list[StageName] | None = None,
-    run: str = "new",
-    runs_dir: str = "runs",
+    run: Named = "new",
+    runs_dir: Named = "runs",
     refresh: bool = False,
     history: HistoryName | None = None,
 ) -> dict[str, Any] | State[Any]:
@@ -115,7 +118,7 @@ def traceforge(
     """
     with logs_to(get_run_logger()):
         try:
-            return _traceforge(config, stages, run, Path(runs_dir).expanduser(), refresh, history)
+            return _traceforge(config, stages or None, run, written(runs_dir), refresh, history)
         except StoppedByFile as stop:
             log.info("%s Start this run again to go on.", stop)
             return Cancelled(message=str(stop))
@@ -147,6 +150,7 @@ def _traceforge(
                 for name in block:
                     _perform(name, effective, here, session, refresh)
     summary = summarise(here)
+    create_markdown_artifact(key="run-summary", markdown=as_markdown(summary), description=f"Run {here.run_id}")
     if "compare" in names and summary["parity"]["verdict"] != "pass":
         raise ParityFailed(
             f"Run {here.run_id}: {why_not(summary['parity'])}. The report says where and by how much: "

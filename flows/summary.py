@@ -1,7 +1,8 @@
-"""What a run holds, as one JSON-able record and as text for a terminal.
+"""What a run holds, as one JSON-able record, as text for a terminal and as Markdown.
 
 summary = summarise(Run.open(Path("runs")))
-print(render(summary))
+print(render(summary))              # for a terminal
+text = as_markdown(summary)         # for the run's page in Prefect
 """
 
 from __future__ import annotations
@@ -130,6 +131,20 @@ def render(summary: Mapping[str, Any], width: int = 118) -> str:
             "Next: traceforge predict; traceforge export --out my-model",
         ]
     return "\n".join(lines)
+
+
+def as_markdown(summary: Mapping[str, Any]) -> str:
+    """The summary as Markdown: a table of the stages, then the verdict with its numbers, and where everything lies."""
+    lines = [f"# Run {summary['run_id']}", "", "| stage | state | seconds | figures |", "| --- | --- | --- | --- |"]
+    for stage in summary["stages"]:
+        if stage["status"] == "not_run":
+            continue
+        state = "reused" if stage["reused"] and stage["status"] == "completed" else stage["status"]
+        time = "" if stage["seconds"] is None else f"{stage['seconds']:.1f}"
+        figures = key_figures(stage["stage"], stage["figures"]).replace("|", "\\|").replace("\n", " ")
+        lines.append(f"| {stage['stage']} | {state} | {time} | {figures} |")
+    verdict = [line.strip() for line in _verdict_lines(summary, 10_000)]  # not wrapped
+    return "\n".join([*lines, "", *(f"{line}  " for line in verdict), "", f"Files: `{summary['path']}`", ""])
 
 
 def _data_lines(datasets: Mapping[str, Any]) -> list[str]:

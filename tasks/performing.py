@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,20 @@ from tasks.showing import progress_shown
 from traceforge_core.config import RunConfig
 from traceforge_core.runs import Run, StageResult
 from traceforge_core.stages import STAGES, perform
+from traceforge_core.training.curves import plot_training
+from traceforge_core.training.records import read_records
 
 LOGGERS = ("traceforge_core", "tasks", "flows")
+# Of reports that were written for a reader of files: [steps](../oracle/metrics.jsonl)
+RELATIVE_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:|#)[^)\s]+\)")
 
 
 def perform_stage(name: str, config: RunConfig, run: Run, refresh: bool, **how: Any) -> State[StageResult]:
     """Do a stage inside a task run: state "Completed", or "Cached" where a result with the same key was there.
     `how` is for stages.perform."""
-    with logs_to(get_run_logger()), progress_shown(name, run.partial_dir(name)):
+    with logs_to(get_run_logger()), progress_shown(name, run.partial_dir(name)) as shown:
         result = perform(name, config, run, refresh=refresh, **how)
+        shown.done = f"done in {result.seconds:.1f} s"
     describe(run, result)
     publish(result)
     if result.reused:
@@ -70,12 +76,18 @@ def logs_to(run_logger: logging.Logger | logging.LoggerAdapter[Any]) -> Iterator
 
 
 def publish(result: StageResult) -> None:
-    """Show a stage in Prefect's UI: its report if it wrote one, else its figures, with its plots inline."""
+    """Show a stage in Prefect's UI: its report if it wrote one, else its figures, with its plots inline. A stage that
+    trained has its curves plotted."""
     report = next(iter(sorted(result.path.glob("*.md"))), None)
     text = report.read_text(encoding="utf-8") if report else figures_table(result.figures)
     for picture in sorted(result.path.glob("*.png")):
         link = f"]({picture.name})"  # a relative link leads nowhere in the UI
-        text = text.replace(link, f"]({data_url(picture)})") if link in text else f"{text}\n\n{inline_picture(picture)}"
+        shown = inline_picture(picture)
+        text = text.replace(link, shown[shown.index("](") :]) if link in text else f"{text}\n\n{shown}"
+    text = RELATIVE_LINK.sub(r"\1", text)
+    steps = result.path / "metrics.jsonl"
+    if steps.is_file() and (records := read_records(steps)):
+        text = f"{_inline('curves', plot_training(records))}\n\n{text}"
     create_markdown_artifact(
         key=f"{result.stage.replace('_', '-')}-report",
         markdown=f"{text}\n\nFiles: `{result.path}`\n",
@@ -85,22 +97,30 @@ def publish(result: StageResult) -> None:
 
 def inline_picture(path: Path) -> str:
     """A PNG inside Markdown, so that it shows without a file host."""
-    return f"![{path.stem}]({data_url(path)})"
+    return _inline(path.stem, path.read_bytes())
 
 
-def data_url(path: Path) -> str:
-    """A PNG file as a data: URL."""
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _inline(says: str, png: bytes) -> str:
+    return f"![{says}](data:image/png;base64,{base64.b64encode(png).decode()})"
 
 
 def figures_table(figures: Mapping[str, Any]) -> str:
-    """Figures as a Markdown table, nested ones with dotted names."""
+    """Figures as a Markdown table for people: nested ones with their group in front, numbers rounded, what is empty
+    left out. All digits are in the stage's manifest."""
 
     def rows(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
         for name, value in values.items():
+            # Names out of data are nobody's to change; a bar would begin another cell.
+            told = name.replace("|", "\\|") if prefix else name.replace("_", " ")
             if isinstance(value, Mapping):
-                yield from rows(value, f"{prefix}{name}.")
-            else:
-                yield f"| {prefix}{name} | {value} |"
+                yield from rows(value, f"{prefix}{told}: ")
+            elif value not in (None, "", [], ()):
+                yield f"| {prefix}{told} | {_plain(value)} |"
 
     return "\n".join(["| figure | value |", "| --- | --- |", *rows(figures, "")])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{value:,}" if type(value) is int else str(value).replace("|", "\\|").replace("\n", " ")

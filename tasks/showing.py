@@ -1,7 +1,8 @@
 """How far a stage is, as a progress artifact on the run's page that moves while the stage works.
 
-    with progress_shown("sft", run.partial_dir("sft")):
+    with progress_shown("sft", run.partial_dir("sft")) as shown:
         ...
+        shown.done = "done in 19.3 s"
 
 A thread reads what the stage tells of itself (traceforge_core/progress.py) every few seconds and brings the artifact up
 to date. A stage that is done before it has told anything gets none. The artifact's key is `<stage>-progress`.
@@ -29,25 +30,24 @@ END_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def progress_shown(stage: str, folder: Path) -> Iterator[None]:
+def progress_shown(stage: str, folder: Path) -> Iterator[Shown]:
     """Show what the stage at work in `folder` tells of itself while the block runs. A server that does not answer is
     no reason for the stage to fail: it is asked again the next time."""
     stop = threading.Event()
-    shown = _Shown(stage)
+    shown = Shown(stage)
     # In a copy of this context, the artifact belongs to the task run from which it is made.
     thread = threading.Thread(
         target=contextvars.copy_context().run, args=(_keep_showing, shown, folder, stop), daemon=True
     )
     thread.start()
     try:
-        yield
-        shown.is_done = True
+        yield shown
     finally:
         stop.set()
         thread.join(timeout=END_SECONDS)
 
 
-def _keep_showing(shown: _Shown, folder: Path, stop: threading.Event) -> None:
+def _keep_showing(shown: Shown, folder: Path, stop: threading.Event) -> None:
     with get_client(sync_client=True) as client:
         ended = False
         while not ended:
@@ -58,20 +58,22 @@ def _keep_showing(shown: _Shown, folder: Path, stop: threading.Event) -> None:
                 log.debug("The progress of %s could not be shown: %s", shown.stage, error)
 
 
-class _Shown:
+class Shown:
+    """What is shown of a stage. `done`: the words for its end; without them a stage stays where it was."""
+
     def __init__(self, stage: str) -> None:
         self.stage = stage
-        self.is_done = False
+        self.done: str | None = None
         self._artifact: UUID | None = None
         self._last: tuple[float, str] = (0.0, "")
 
     def bring_up_to_date(self, client: SyncPrefectClient, told: Progress | None) -> None:
-        """`told`: None at the end; a stage that is done is then shown as done."""
+        """`told`: None at the end."""
         percent, text = self._last
         if told is not None:
             percent, text = told.percent or 0.0, told.sentence()
-        elif self.is_done:
-            percent, text = 100.0, f"done: {text}"
+        elif self.done is not None:
+            percent, text = 100.0, self.done
         if (percent, text) == self._last or (self._artifact is None and told is None):
             return
         if self._artifact is None:

@@ -10,6 +10,7 @@ wrong value fails within a second, with the field's name and the allowed values.
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,7 +34,16 @@ Switch = Annotated[
 class Section(BaseModel):
     """One section of the tree: unknown names are errors, values are checked on assignment too."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_assignment=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        # What a form calls it: "Long Context".
+        model_title_generator=lambda section: re.sub(
+            r"(?<=[a-z])(?=[A-Z])", " ", section.__name__.removesuffix("Config")
+        ),
+    )
 
 
 class IngestConfig(Section):
@@ -377,6 +387,8 @@ class HostsConfig(Section):
 
 class RunConfig(Section):
     """The whole configuration of a run."""
+
+    model_config = ConfigDict(title="Configuration")
 
     ingest: IngestConfig = Field(default_factory=IngestConfig, description="Where trajectories come from.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The model that is trained.")

@@ -24,6 +24,7 @@ from traceforge_core.config import DEFAULT_PRESET, PreferenceConfig, RunConfig, 
 from traceforge_core.doctor.machine import read_gpus, usable_gpus
 from traceforge_core.doctor.presets import choose
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.paths import written
 
 OFTEN_CHANGED = {
     "ingest.outcomes": "files that say which runs solved their case; those inside path are found",
@@ -76,10 +77,10 @@ def initialise(
         preset, _, reason = choose(_gpus(), set(), _installed("bitsandbytes", "unsloth"))
     base = load_config(preset)
     notes = [_look_at_data(data)]
-    given = {"ingest.path": data if data == "samples" else str(Path(data).expanduser().resolve())}
+    given = {"ingest.path": data if data == "samples" else str(written(data).resolve())}
     if model is not None and model != base.model.name:
-        is_folder = Path(model).expanduser().is_dir()
-        given["model.name"] = str(Path(model).expanduser().resolve()) if is_folder else model
+        is_folder = written(model).is_dir()
+        given["model.name"] = str(written(model).resolve()) if is_folder else model
         if preset == DEFAULT_PRESET:
             # That preset's rates are for a model that knows nothing yet; they would ruin a pretrained one.
             given["sft.learning_rate"] = SftConfig.model_fields["learning_rate"].default

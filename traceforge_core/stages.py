@@ -19,6 +19,7 @@ from typing import Any
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.paths import written
 from traceforge_core.runs import Figures, Inputs, Run, StageResult, fingerprint_tree, run_stage
 from traceforge_core.runs.disk import require_room, stage_bytes
 
@@ -263,8 +264,8 @@ def _check_paths(names: Sequence[str], config: RunConfig) -> None:
 
 
 def _must_be_there(path: str, field: str, advice: str) -> None:
-    if not Path(path).expanduser().exists():
-        raise TraceForgeError(f"There is no file or folder {Path(path).expanduser()} ({field}). {advice}")
+    if not written(path).exists():
+        raise TraceForgeError(f"There is no file or folder {written(path)} ({field}). {advice}")
 
 
 def _dump(config: RunConfig, section: str) -> Any:
@@ -280,8 +281,8 @@ def _outside(name: str, config: RunConfig) -> dict[str, str]:
         from traceforge_core.trajectories.ingest import corpus_folder
 
         paths = [corpus_folder(config.ingest.path), *map(Path, config.ingest.outcomes)]
-    elif name == "model" and Path(config.model.name).expanduser().is_dir():
-        paths = [Path(config.model.name).expanduser()]
+    elif name == "model" and written(config.model.name).is_dir():
+        paths = [written(config.model.name)]
     elif name == "datasets":
         preference = config.datasets.preference
         named = (("given", preference.given), ("sampled", preference.sampled.adapter))
@@ -290,5 +291,5 @@ def _outside(name: str, config: RunConfig) -> dict[str, str]:
         paths = []
     if not paths:
         return {}
-    prints = [fingerprint_tree(path.expanduser()) for path in paths]
+    prints = [fingerprint_tree(written(path)) for path in paths]
     return {"files": hashlib.sha256(json.dumps(prints).encode()).hexdigest()}

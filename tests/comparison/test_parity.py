@@ -225,6 +225,20 @@ def test_the_stage_writes_a_report_for_people_one_for_programs_and_a_plot(oracle
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("trusted", [(True, True), (False, True), (False, False)])
+def test_that_code_of_the_model_was_allowed_to_run_is_said_in_the_report_and_only_then(
+    trusted: tuple[bool, bool], tmp_path: Path
+) -> None:
+    folders = {
+        name: stage(tmp_path / name, trust_remote_code=one)
+        for name, one in zip(("oracle", "branch_parallel"), trusted, strict=True)
+    }
+    (out := tmp_path / "compare").mkdir()
+    compare(RunConfig(), folders, out)
+    for name in ("report.md", "report.html"):
+        assert ("model.trust_remote_code" in (out / name).read_text(encoding="utf-8")) is any(trusted), name
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_the_html_report_needs_no_file_beside_it_to_show_verdict_plots_and_tables(oracle: Path, tmp_path: Path) -> None:

@@ -128,6 +128,20 @@ class Browser:
         self.script(f"({element}).select()")
         self.send("Input.insertText", text=text)
 
+    def submit(self) -> None:
+        """Click on Submit until the form is left. A server on SQLite that is too busy for a moment (503) is told by the
+        page as "Oops", and a person clicks again."""
+        form = self.address()
+        self.click("Submit")
+        for _ in range(3):
+            self._until(lambda: self.address() != form or "Oops" in self.text(), "what becomes of the form")
+            if self.address() != form:
+                return
+            self.click("Close")
+            time.sleep(2)
+            self.click("Submit")
+        self._until(lambda: self.address() != form, "the end of the form")
+
     def picture(self, path: Path) -> None:
         import base64
 

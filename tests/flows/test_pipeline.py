@@ -18,7 +18,7 @@ from prefect.client.schemas.filters import (
     LogFilter,
     LogFilterFlowRunId,
 )
-from prefect.exceptions import CancelledRun
+from prefect.exceptions import CancelledRun, ParameterTypeError
 from prefect.states import Running
 
 from flows import pipeline
@@ -75,6 +75,21 @@ def asset_events(run: Run, event: str, count: int, seconds: float = 30) -> dict[
             time.sleep(0.3)
 
 
+@pytest.mark.parametrize(
+    ("runs_dir", "said"),
+    [
+        ("", "at least 1 character"),
+        ("a\0b", "match pattern"),
+        ("~nobody-of-that-name/runs", "home of a user that is not known"),
+        ("x" * 300, "File name too long"),
+        ("/dev/null/runs", "Cannot make the run folder"),
+    ],
+)
+def test_nonsense_that_comes_through_the_api_is_refused_with_its_reason(runs_dir: str, said: str) -> None:
+    with pytest.raises((TraceForgeError, ParameterTypeError), match=said):
+        traceforge(runs_dir=runs_dir)
+
+
 def test_every_stage_has_a_task_and_a_name_to_choose() -> None:
     from typing import get_args
 
@@ -99,7 +114,9 @@ def test_a_full_run_completes_shows_its_reports_and_is_reused_the_second_time(tm
 
     shown = artifacts(run)
     assert set(shown) >= {"ingest-report", "datasets-report", "branch-parallel-report", "compare-report"}
-    assert "| by_outcome.resolved | 2 |" in shown["ingest-report"]
+    assert "| by outcome: resolved | 2 |" in shown["ingest-report"]
+    assert f"# Run {run.run_id}" in shown["run-summary"] and "Parity with the oracle: PASS" in shown["run-summary"]
+    assert "| sft | completed |" in shown["run-summary"] and str(run.path) in shown["run-summary"]
     assert "# The report" in shown["compare-report"] and "data:image/png;base64," in shown["compare-report"]
     made = asset_events(run, "prefect.asset.materialization.succeeded", len(performed))
     assert {key.rpartition("/")[2] for key in made} == performed
@@ -112,11 +129,12 @@ def test_a_full_run_completes_shows_its_reports_and_is_reused_the_second_time(tm
     assert "a line from sft" in lines, "log lines of the library reach Prefect"
     assert any(line.startswith("sft: done in") for line in lines)
 
-    again = traceforge(run=run.run_id, runs_dir=str(tmp_path))
+    again = traceforge(run=run.run_id, runs_dir=str(tmp_path), stages=[])  # what a form gives where none is chosen
     assert [stage["reused"] for stage in again["stages"] if stage["status"] == "completed"] == [True] * len(performed)
     states = task_states(run)
     states.pop("monitor")
     assert set(states.values()) == {"Cached"}
+    assert "| sft | reused |" in artifacts(run)["run-summary"]
     assert not asset_events(run, "prefect.asset.materialization.succeeded", 1, seconds=2), "nothing new was made"
 
 

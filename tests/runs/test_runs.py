@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.runs import Inputs, Run, list_runs, run_stage, write_json
+from traceforge_core.runs import Inputs, Run, check_runs_dir, list_runs, run_stage, write_json
 
 
 def new_run(folder: Path, run_id: str | None = None) -> Run:
@@ -234,3 +235,39 @@ def test_json_is_replaced_as_a_whole(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {(1, 2): "a key JSON cannot have"})
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_a_run_folder_that_vanishes_while_a_stage_works_is_told_as_that(how: str, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "runs")
+
+    def work(folder: Path) -> dict[str, Any]:
+        shutil.rmtree(run.path) if how == "removed" else run.path.rename(tmp_path / "elsewhere")
+        (folder / "output.txt").write_text("too late")
+        return {}
+
+    with pytest.raises(TraceForgeError, match=r"The run folder .* is gone: it was removed or moved while stage sft"):
+        run_stage(run, "sft", {}, Inputs(), work)
+    assert not run.path.exists()
+
+
+def test_a_run_that_cannot_be_written_to_is_told_as_that_and_nobody_is_at_work_on_it(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    (run.path / ".lock").mkdir()  # root may write to a folder that is read-only
+    with pytest.raises(TraceForgeError, match=r"Cannot write to the run folder .*--runs-dir"), run.lock():
+        pass
+    assert not run.is_at_work()
+
+
+def test_a_folder_of_runs_that_cannot_be_read_is_told_and_a_run_that_cannot_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_long = tmp_path / ("x" * 300)
+    for use in (list_runs, check_runs_dir):
+        with pytest.raises(TraceForgeError, match=r"File name too long\. Choose another place"):
+            use(too_long)
+    run = Run.create(tmp_path)
+    run.save_config({})
+    (tmp_path / "notes.txt").write_text("of a person")
+    (tmp_path / "somebody-elses").symlink_to(tmp_path / "somebody-elses")  # root may look into every folder
+    assert list_runs(tmp_path) == [run] and list_runs(tmp_path / "notes.txt") == list_runs(tmp_path / "nowhere") == []

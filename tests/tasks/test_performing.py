@@ -12,6 +12,7 @@ import pytest
 from tasks import performing
 from tasks.performing import figures_table, logs_to, publish
 from traceforge_core.runs import StageResult
+from traceforge_core.training.records import StepRecord, append_record
 
 
 class Lines(logging.Handler):
@@ -49,9 +50,22 @@ def test_lines_of_any_thread_reach_the_innermost_run_and_nothing_stays_attached(
     assert logging.getLogger("traceforge_core").handlers == before
 
 
-def test_nested_figures_become_dotted_rows() -> None:
-    table = figures_table({"read": 3, "by_outcome": {"resolved": 2}})
-    assert table.splitlines() == ["| figure | value |", "| --- | --- |", "| read | 3 |", "| by_outcome.resolved | 2 |"]
+def test_figures_become_a_table_for_people() -> None:
+    figures = {
+        "peak_memory_mib": 675.99609375,
+        "bytes": 7022051,
+        "by_outcome": {"resolved": 2, "a|b_c": 0},
+        "conflicts": [],
+        "note": None,
+        "learning_rate": 0.00012345678,
+    }
+    assert figures_table(figures).splitlines()[2:] == [
+        "| peak memory mib | 676 |",
+        "| bytes | 7,022,051 |",
+        "| by outcome: resolved | 2 |",
+        "| by outcome: a\\|b_c | 0 |",
+        "| learning rate | 0.0001235 |",
+    ]
 
 
 @pytest.fixture
@@ -62,13 +76,23 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_a_report_is_published_with_its_plots_inline(tmp_path: Path, published: list[dict[str, Any]]) -> None:
-    (tmp_path / "report.md").write_text("# Agreement\n\n![loss](loss.png)\n")
+    links = "[steps](../sft/metrics.jsonl), [numbers](report.json), [TRL](https://huggingface.co/docs/trl)"
+    (tmp_path / "report.md").write_text(f"# Agreement\n\n![loss](loss.png)\n\n{links}\n")
     (tmp_path / "loss.png").write_bytes(b"\x89PNG")
     publish(StageResult("branch_parallel", tmp_path, "key", {"steps": 3}, 1.5))
     [call] = published
     assert call["key"] == "branch-parallel-report"
     assert "# Agreement\n\n![loss](data:image/png;base64,iVBORw==)\n" in call["markdown"]
     assert str(tmp_path) in call["markdown"]
+    assert "steps, numbers, [TRL](https://huggingface.co/docs/trl)" in call["markdown"], "no link leads nowhere"
+
+
+def test_a_stage_that_trained_shows_its_curves(tmp_path: Path, published: list[dict[str, Any]]) -> None:
+    for step in (1, 2, 3):
+        append_record(tmp_path / "metrics.jsonl", StepRecord(step, 2.0 / step, margin=0.1 * step, peak_memory_mib=9.0))
+    publish(StageResult("oracle", tmp_path, "key", {"steps": 3}, 1.5))
+    picture, _, rest = published[0]["markdown"].partition("\n")
+    assert picture.startswith("![curves](data:image/png;base64,iVBOR") and "| steps | 3 |" in rest
 
 
 def test_without_a_report_the_figures_are_published(tmp_path: Path, published: list[dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ Configure = Callable[..., RunConfig]
 def test_sft_then_oracle_then_branch_parallel_agree_in_float32(
     inputs: dict[str, Path], configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = configure(comparison__gradient_steps=6)
+    config = configure(comparison__gradient_steps=6, model__trust_remote_code=True)
     with caplog.at_level(logging.INFO, logger="traceforge_core"):
         sft = stages.train_sft(config, inputs, tmp_path / "sft")
         trained = inputs | {"sft": tmp_path / "sft"}
@@ -49,6 +49,7 @@ def test_sft_then_oracle_then_branch_parallel_agree_in_float32(
     assert result["verdict"] == "pass"
     assert result["branch_parallel"]["steps"] == 6
     assert (tmp_path / "compare" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "was allowed to run (`model.trust_remote_code`)" in (tmp_path / "compare" / "report.md").read_text()
 
     folder = tmp_path / "branch_parallel"
     assert not (folder / "checkpoints").exists()

@@ -98,7 +98,7 @@ def report_parts(
     parts += _evaluation_parts(evaluation)
     parts += [Heading("What ran"), _ran_on([oracle, *compared]), *_versions([oracle, *compared])]
     if any(one.training.get("trust_remote_code") for one in (oracle, *compared)):
-        parts.append(Text("Python code that came with the model was run (`model.trust_remote_code`)."))
+        parts.append(Text("Python code that comes with the model was allowed to run (`model.trust_remote_code`)."))
     parts.append(
         Text(
             "Files of this run: "
@@ -248,7 +248,7 @@ def _step_parts(one: Compared, oracle: Trained) -> list[Part]:
             f"{step.score_rejected:.3g}",
             f"{step.grad_norm:.3g}",
             f"{step.gradient:.3g}" if step.gradient is not None else "-",
-            step.gradient_parameter or "-",
+            (step.gradient_parameter or "-").removeprefix("base_model.model."),
         ]
         for step, reference in shown[:MOST_STEPS]
     ]

@@ -14,6 +14,7 @@ from typing import Any
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.paths import written
 from traceforge_core.processes.scratch import scratch_folder
 from traceforge_core.training.job import Job
 from traceforge_core.training.launch import launch
@@ -27,7 +28,7 @@ def draw(config: RunConfig, model_dir: Path, prompts: Sequence[Sequence[int]]) -
     """`datasets.preference.sampled.draws` turns for each prompt, each up to and with its end-of-turn token, or cut off
     at `new_tokens`. Raises what the launcher raises, and TraceForgeError where the adapter is not there."""
     sampled = config.datasets.preference.sampled
-    adapter = Path(sampled.adapter).expanduser() if sampled.adapter else None
+    adapter = written(sampled.adapter) if sampled.adapter else None
     if adapter is not None and not (adapter / "adapter_config.json").is_file():
         raise TraceForgeError(
             f"There is no adapter in {adapter} (datasets.preference.sampled.adapter): adapter_config.json is missing. "

@@ -18,6 +18,7 @@ from typing import Any
 from traceforge_core.datasets.messages import messages_from_json
 from traceforge_core.datasets.pairs import Branch, Candidate
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.paths import written
 from traceforge_core.trajectories.model import Message, Trajectory
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 def given_candidates(file: Path, dropped: Counter[str]) -> Iterator[Candidate]:
     """The pairs of a file. Raises TraceForgeError where the file cannot be opened."""
     try:
-        lines = file.expanduser().read_bytes().splitlines()
+        lines = written(file).read_bytes().splitlines()
     except OSError as error:
         raise TraceForgeError(
             f"Cannot read the file of given pairs {file}: {error.strerror}. Check datasets.preference.given, or take "

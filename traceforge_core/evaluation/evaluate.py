@@ -20,6 +20,7 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.evaluation import rows
 from traceforge_core.evaluation.report import draw, render
 from traceforge_core.evaluation.worker import BASE, REQUEST, Request
+from traceforge_core.paths import written
 from traceforge_core.runs import write_json
 from traceforge_core.training.job import TRAINING, Job
 from traceforge_core.training.launch import OnLine, launch
@@ -125,7 +126,7 @@ def named_adapters(given: Sequence[str]) -> dict[str, Path]:
     named: dict[str, Path] = {}
     for text in given:
         name, equals, path = text.partition("=")
-        folder = Path(path if equals else text).expanduser()
+        folder = written(path if equals else text)
         if not equals:
             whole = folder.resolve()
             name = (whole.parent if whole.name == "adapter" else whole).name.replace(".", "_")

@@ -18,6 +18,7 @@ from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.longcontext.estimate import GIB, RATES, Estimate, Kind, Rates, Setup, Work, estimate_work
 from traceforge_core.longcontext.memory import NF4_BYTES, Dimensions
+from traceforge_core.paths import written
 
 
 def longest_prompt(dims: Dimensions, setup: Setup, kind: Kind, completion: int) -> Estimate | None:
@@ -47,7 +48,7 @@ def read_dimensions(model: str) -> Dimensions:
         from traceforge_core.modeling.tiny import SHAPE, VOCABULARY
 
         return Dimensions.of({**SHAPE, "vocab_size": VOCABULARY})
-    path = Path(model).expanduser()
+    path = written(model)
     path = path / "config.json" if path.is_dir() else path
     try:
         if path.is_file():

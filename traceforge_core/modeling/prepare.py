@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceforge_core.config import ModelConfig, RunConfig
 from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.paths import written
 from traceforge_core.runs import write_json
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def find_model(model: ModelConfig) -> Source:
 
     Raises TraceForgeError where it cannot be used, HubUnreachable where that cannot be found out.
     """
-    path = Path(model.name).expanduser()
+    path = written(model.name)
     if path.is_dir():
         return _find_in_folder(path.resolve())
     if path.exists():
@@ -138,7 +139,7 @@ def find_model(model: ModelConfig) -> Source:
 
 def check_model_path(model: ModelConfig) -> None:
     """Raise TraceForgeError where `model.name` is a folder, a file or a path and cannot be used. Never asks the hub."""
-    if Path(model.name).expanduser().exists() or _is_a_path(model.name):
+    if written(model.name).exists() or _is_a_path(model.name):
         find_model(model)
 
 

@@ -1,7 +1,8 @@
 """A process that never outlives the one that started it, however that one ends (Linux).
 
     python -m traceforge_core.processes.bound PARENT_PID -m prefect server start   # any Python program, by its parent
-    end_with(parent_pid)                                                                  # in a program's own main()
+    end_with(parent_pid)                                                           # in a program's own main()
+    adopt_orphans()                                                                # in a parent of such
 
 The kernel watches the *thread* that started the process, so start it from one that lives long enough.
 """
@@ -14,6 +15,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_with(parent: int) -> None:
@@ -21,6 +23,12 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below this one whose own parent dies. Whoever asks for it has to wait for
+    them."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,10 @@ class StageResult:
     reused: bool = False
 
 
+class RunInUse(TraceForgeError):
+    """Another process is at work on the run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run folder."""
@@ -109,9 +113,9 @@ class Run:
         try:
             with self.lock():
                 return False
-        except TraceForgeError:
+        except RunInUse:
             return True
-        except OSError:  # a run on a read-only disk: nobody can be at work there
+        except TraceForgeError:  # a run on a read-only disk: nobody can be at work there
             return False
 
     def result(self, stage: str) -> StageResult | None:
@@ -140,13 +144,21 @@ class Run:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process. Raises TraceForgeError where another process has it."""
-        with (self.path / ".lock").open("a+") as file:
+        """Hold the run for this process. Raises RunInUse where another process has it, TraceForgeError where the folder
+        cannot be written to."""
+        try:
+            file = (self.path / ".lock").open("a+")
+        except OSError as error:
+            raise TraceForgeError(
+                f"Cannot write to the run folder {self.path}: {error.strerror}. Make it writable, or copy it to "
+                "another place and name that with --runs-dir."
+            ) from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.seek(0)
-                raise TraceForgeError(
+                raise RunInUse(
                     f"The run {self.run_id} is being worked on by process {file.read() or '?'}. "
                     "Wait for it, or start a new run."
                 ) from None
@@ -158,8 +170,8 @@ class Run:
 
 def check_runs_dir(runs_dir: Path) -> None:
     """Try whether a run could be made there; nothing is left behind. Raises TraceForgeError where it could not."""
-    there = next(folder for folder in (runs_dir, *runs_dir.absolute().parents) if folder.exists())
     try:
+        there = next(folder for folder in (runs_dir, *runs_dir.absolute().parents) if folder.exists())
         with tempfile.TemporaryDirectory(prefix=".try-", dir=there):
             pass
     except OSError as error:
@@ -179,12 +191,21 @@ def run_folder_of(out_dir: Path) -> Path:
 
 
 def list_runs(runs_dir: Path) -> list[Run]:
-    """Every run in the folder, oldest first."""
-    if not runs_dir.is_dir():
+    """Every run in the folder, oldest first. A folder that cannot be looked into is no run. Raises TraceForgeError
+    where the folder of runs itself cannot be read."""
+    try:
+        folders = [path for path in runs_dir.iterdir() if not path.name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    folders = (path for path in runs_dir.iterdir() if not path.name.startswith("."))
-    runs = [Run(path.resolve()) for path in folders if (path / "config.json").is_file()]
-    return sorted(runs, key=lambda run: (run.path.joinpath("config.json").stat().st_mtime, run.run_id))
+    except OSError as error:
+        raise TraceForgeError(
+            f"Cannot read the folder of runs {runs_dir}: {error.strerror}. Choose another place with --runs-dir."
+        ) from None
+    used: list[tuple[float, str, Run]] = []
+    for path in folders:
+        with contextlib.suppress(OSError):  # somebody else's, or pruned this very moment
+            used.append(((path / "config.json").stat().st_mtime, path.name, Run(path.resolve())))
+    return [run for _, _, run in sorted(used, key=lambda each: each[:2])]
 
 
 def read_figures(stage_dir: Path) -> Figures:

@@ -79,6 +79,11 @@ def run_stage(
         }
         write_json(partial / "manifest.json", manifest)
     except BaseException as error:
+        if isinstance(error, OSError) and not run.path.is_dir():
+            raise TraceForgeError(
+                f"The run folder {run.path} is gone: it was removed or moved while stage {stage} worked in it. Where "
+                "it was moved, go on with it there (--runs-dir, --run); finished stages are kept in it."
+            ) from error
         _keep_failure(partial, error)
         if disk_is_full(error):
             raise TraceForgeError(
@@ -113,7 +118,10 @@ def _find_result(run: Run, stage: str, key: str) -> StageResult | None:
     for other in reversed(list_runs(run.path.parent)):
         there = other.result(stage) if other.path != run.path else None
         if there and there.key == key:
-            _link_tree(there.path, run, stage)
+            try:
+                _link_tree(there.path, run, stage)
+            except OSError:  # pruned this very moment: the work is done again
+                continue
             return StageResult(stage, run.stage_dir(stage), key, there.figures, there.seconds, reused=True)
     return None
 

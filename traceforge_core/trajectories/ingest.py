@@ -24,6 +24,7 @@ import orjson
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.paths import written
 from traceforge_core.runs import write_json
 from traceforge_core.runs.progress import progress
 from traceforge_core.trajectories import outcomes
@@ -119,10 +120,8 @@ def refuse_nothing_read(figures: Mapping[str, Any], out_dir: Path) -> None:
 
 def corpus_folder(path: str) -> Path:
     """The folder or file that `ingest.path` means; `samples` is what TraceForge ships. Raises TraceForgeError."""
-    if path == "samples":
-        folder = Path(str(resources.files("traceforge_core") / "samples" / "data"))
-    else:
-        folder = Path(path).expanduser()
+    shipped = resources.files("traceforge_core") / "samples" / "data"
+    folder = Path(str(shipped)) if path == "samples" else written(path)
     if not folder.exists():
         raise TraceForgeError(
             f"There is no folder or file {folder} (ingest.path). Give the path of your trajectories, or `samples`."
@@ -181,7 +180,7 @@ def _collect_outcomes(corpus: Corpus, more: list[str]) -> tuple[outcomes.Outcome
     counts: dict[str, dict[str, int]] = {}
     found = dict(corpus.outcome_files)
     for name in more:
-        path = Path(name).expanduser().resolve()
+        path = written(name).resolve()
         if not path.exists():
             raise TraceForgeError(f"There is no file or folder {path} (ingest.outcomes). Mend or remove the entry.")
         if path.is_file() and path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
