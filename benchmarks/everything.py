@@ -1,6 +1,6 @@
 """Every benchmark that this machine can run, one after the other, with its tables; and which ones need another machine.
 
-    python benchmarks/everything.py            # make bench; ten minutes on two cores, half an hour more with GPUs
+    python benchmarks/everything.py            # make bench; 17 minutes on two busy cores, half an hour more with GPUs
     python benchmarks/everything.py --list     # only say what would run
 
 On a CPU the sizes are small: they show that a benchmark works and how the ways compare, not what a GPU would do.
