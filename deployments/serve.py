@@ -72,8 +72,9 @@ def _serve(port: int, home: Path, asked: list[int]) -> None:
             kept = (server, worker)
             _tell(_how_to_use(port))
             while not asked:
-                for each in kept:
-                    each.tend()
+                if server.tend():
+                    _wait_until_up(server, port, asked)  # a worker that finds no server ends
+                worker.tend()
                 _orphans(kept)
                 time.sleep(0.2)
             _drain(worker.process, kept, asked)
@@ -176,16 +177,18 @@ class _Kept:
             _end([psutil.Process(self.process.pid)])
         self.process.wait()
 
-    def tend(self) -> None:
-        """Start it again if it has ended. Raises TraceForgeError where it does not live long enough to be of use."""
+    def tend(self) -> bool:
+        """Start it again if it has ended; True where it had. Raises TraceForgeError where it does not live long enough
+        to be of use."""
         status = self.process.poll()
         if status is None:
-            return
+            return False
         if time.monotonic() - self._started < SHORT_LIFE_SECONDS:
             raise TraceForgeError(f"The {self._name} ended by itself. Its log: {self.log}")
         how = f"by signal {-status}" if status < 0 else f"with exit status {status}"
         _tell(f"The {self._name} ended by itself, {how}, and is started again (its log: {self.log}).")
         self._start()
+        return True
 
     def _start(self) -> None:
         self._started = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from deployments import serve
 from deployments.crashes import set_up_crash_detection
+from tests.deployments.browser import CHROMIUM, Browser
 from tests.deployments.serving import free_port, post, processes_of, serving, wait_for
 
 REPOSITORY = Path(__file__).parents[2]
@@ -98,9 +100,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         wait_for(lambda: processes_of(home) == [], seconds=20)
 
 
-def test_a_full_run_and_then_one_stage_of_it_complete_with_their_artifacts(served: Served) -> None:
-    full = served.start("full-pipeline", config=SMALL)
-    assert served.wait(full) == "Completed", served.log(full)
+@pytest.fixture(scope="module")
+def full(served: Served) -> str:
+    """A full run that is completed: its flow run's id."""
+    flow_run = served.start("full-pipeline", config=SMALL)
+    assert served.wait(flow_run) == "Completed", served.log(flow_run)
+    return flow_run
+
+
+def test_a_full_run_and_then_one_stage_of_it_complete_with_their_artifacts(served: Served, full: str) -> None:
     shown = served.artifacts(full)
     assert set(shown) >= {
         "ingest-report",
@@ -125,6 +133,41 @@ def test_a_full_run_and_then_one_stage_of_it_complete_with_their_artifacts(serve
     assert served.wait(again) == "Completed", served.log(again)
     assert served.task_states(again) == {"compare": "Completed"}
     assert len(list(served.runs_dir.iterdir())) == 1
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_person_looks_at_a_full_run_in_the_browser_and_does_one_stage_again_from_its_form(
+    served: Served, full: str, tmp_path: Path
+) -> None:
+    ui = served.url.removesuffix("/api")
+    [compare] = [each["id"] for each in served.post("deployments/filter") if each["name"] == "compare"]
+    before = {run["id"] for run in served.post("flow_runs/filter")}
+    with Browser(tmp_path) as browser:
+        browser.open(f"{ui}/runs/flow-run/{full}")
+        browser.click("Artifacts")
+        browser.click("run-summary")
+        browser.wait_for("Parity with the oracle: PASS")
+        for report, pictures in (("compare-report", 3), ("evaluate-report", 1), ("sft-report", 1), ("monitoring", 1)):
+            [artifact] = served.post(
+                "artifacts/filter", artifacts={"flow_run_id": {"any_": [full]}, "key": {"any_": [report]}}
+            )
+            browser.open(f"{ui}/artifacts/artifact/{artifact['id']}")
+            browser.wait_until(f"[...document.images].filter((i) => i.naturalWidth > 300).length >= {pictures}")
+            links = "[...document.querySelectorAll('a')].map((link) => link.getAttribute('href') || '')"
+            assert not [link for link in browser.script(links) if link.startswith("..")], "they would lead nowhere"
+
+        browser.open(f"{ui}/deployments/deployment/{compare}/run")
+        browser.wait_for("new, latest, or the id of the run to go on with.")
+        field = "[...document.querySelectorAll('input, textarea')].find((field) => field.value === 'runs')"
+        browser.type_over(field, str(served.runs_dir))
+        browser.submit()
+        after = {run["id"] for run in served.post("flow_runs/filter") if not run["auto_scheduled"]}
+        [again] = after - before
+        browser.open(f"{ui}/runs/flow-run/{again}")
+        assert served.wait(again) == "Completed", served.log(again)
+        browser.click("Task Runs")
+        card = r"/\ncompare\n(.*\n){0,4}Cached\n/"  # name, tags, state
+        browser.wait_until(f"{card}.test(document.body.innerText)")
 
 
 def test_the_form_refuses_a_wrong_value_before_anything_runs(served: Served) -> None:
@@ -207,12 +250,48 @@ def test_a_killed_flow_run_is_crashed_and_the_next_one_goes_on_from_its_checkpoi
     finally:
         worker.resume()
 
-    third = served.start("sft", run=run.name)
-    wait_for(lambda: "Going on from the checkpoint of step" in served.log(third), seconds=120)
+
+def test_a_server_and_a_worker_that_are_killed_are_started_again_while_their_run_goes_on(served: Served) -> None:
+    home = Path(served.env["PREFECT_HOME"])
+
+    def of_serve() -> dict[str, int]:
+        """Server and worker by what they are, with their process ids."""
+        found = [(p.cmdline(), p.pid) for p in processes_of(home)]
+        return {line[3]: pid for line, pid in found if line[4:5] == ["start"] and line[3] in ("server", "worker")}
+
+    def steps() -> int:
+        return sum(log.read_text().count("\n") for log in served.runs_dir.glob("*/.partial/sft/metrics.jsonl"))
+
+    # The run that the test above left behind; alone, one of its own.
+    interrupted = [path.parents[2] for path in served.runs_dir.glob("*/.partial/sft/checkpoints")]
+    if not interrupted:
+        long = SMALL | {"sft": {"max_steps": 100_000, "checkpoint_steps": 2, "schedule": "constant"}}
+        flow_run = served.start("full-pipeline", config=long, stages=["ingest", "model", "datasets", "sft"])
+    else:
+        run = max(interrupted, key=lambda path: (path / "invocation.json").stat().st_mtime)
+        flow_run = served.start("sft", run=run.name)
+    wait_for(lambda: "step 1" in served.log(flow_run) or "Going on from the checkpoint" in served.log(flow_run), 180)
+    before = of_serve()
+    assert set(before) == {"server", "worker"}
+    for pid in before.values():
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: len(of_serve()) == 2 and not set(of_serve().values()) & set(before.values()), seconds=60)
+    wait_for(lambda: httpx_answers(f"{served.url}/health"), seconds=90)
+    reached = steps()
+    wait_for(lambda: steps() > reached, seconds=60)
+    assert served.state(flow_run) == "Running"
+
+    [run] = [path for path in served.runs_dir.iterdir() if flow_run in (path / "invocation.json").read_text()]
     (run / "STOP").touch()
-    assert served.wait(third, seconds=60) == "Cancelled"
+    assert served.wait(flow_run, seconds=90) == "Cancelled"
     # Lines reach the server some time after the run has ended.
-    wait_for(lambda: "with a checkpoint, because" in served.log(third), seconds=30)
+    wait_for(lambda: "with a checkpoint, because" in served.log(flow_run), seconds=30)
+
+
+def httpx_answers(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=30).status_code == 200
+    return False
 
 
 def test_a_port_that_is_taken_is_said_at_once() -> None:
