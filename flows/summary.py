@@ -198,7 +198,7 @@ def why_not(parity: Mapping[str, Any]) -> str:
     # What is wrong with a strategy itself is so where no fault was planted, too.
     if alarms := [one for one in planted.get("false_alarms") or [] if one.partition(":")[0] not in wrong]:
         told.append(f"the comparison calls runs wrong in which no fault was planted ({', '.join(alarms)})")
-    return "; ".join(told)
+    return ("; ".join(told)) or "a strategy does not agree with the oracle"
 
 
 def _is_shown(value: Any) -> bool:

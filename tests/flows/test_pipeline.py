@@ -247,7 +247,8 @@ def test_training_takes_slots_for_its_cards_and_other_stages_take_none(
         yield
 
     monkeypatch.setattr(pipeline, "gpus_held", note)
-    monkeypatch.setattr("flows.gpus.visible_gpus", lambda: ["0", "1", "2"])
+    for asking in ("flows.gpus", "traceforge_core.training.stages", "traceforge_core.training.seats"):
+        monkeypatch.setattr(f"{asking}.visible_gpus", lambda: ["0", "1", "2"])
     traceforge(run="new", runs_dir=str(tmp_path), config=RunConfig(model={"device": "cuda"}))
     # ingest, model, datasets, sft, oracle, branch_parallel, evaluate, compare
     assert held == [0, 0, 0, 1, 1, 2, 1, 0]
