@@ -1,10 +1,10 @@
-"""Prefect's command for a server that runs for months: its memory stays where it is after the first runs.
+"""Prefect's command for a server or worker that runs for months: its memory stays where it is after the first runs.
 
     python -m deployments.lean server start --host 127.0.0.1
 
-Two things let it grow by themselves, and no setting of Prefect's says otherwise:
+Two things let them grow by themselves, and no setting of Prefect's says otherwise:
 
-- Each connection to an SQLite database may keep 20,000 pages (80 MB) of it in memory, so the server grows with its
+- In a server each connection to an SQLite database may keep 20,000 pages (80 MB) of it in memory, so it grows with its
   database, to some hundred MB. SQLite has a limit for all connections of a process; near it the oldest pages give way.
   (A server on PostgreSQL has no such cache.)
 - What is freed stays with the process, in pieces between what is not. Once a minute it is given back. Garbage in

@@ -58,7 +58,7 @@ def main() -> int:
 def _serve(port: int, home: Path, asked: list[int]) -> None:
     env = _environment(port, home)
     serve = ["deployments.lean", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    work = ["prefect", "worker", "start", "--pool", POOL, "--name", socket.gethostname()]
+    work = ["deployments.lean", "worker", "start", "--pool", POOL, "--name", socket.gethostname()]
     adopt_orphans()
     _tell("Starting the Prefect server ...")
     # A thread a database connection, and by itself glibc keeps freed memory apart for each of so many threads.

@@ -240,7 +240,7 @@ def test_a_killed_flow_run_is_crashed_and_the_next_one_goes_on_from_its_checkpoi
     reached = max(int(path.name[11:]) for path in checkpoints())
     second = served.start("sft", run=run.name)
     wait_for(lambda: f"Going on from the checkpoint of step {reached}." in served.log(second), seconds=120)
-    [worker] = [p for p in processes_of(home) if p.cmdline()[2:5] == ["prefect", "worker", "start"]]
+    [worker] = [p for p in processes_of(home) if p.cmdline()[2:5] == ["deployments.lean", "worker", "start"]]
     worker.suspend()  # it sees and says nothing any more, as on a machine that went down
     try:
         trainers()[0].parent().kill()  # type: ignore[union-attr]
