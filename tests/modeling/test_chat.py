@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -165,7 +166,8 @@ def test_prompt_tokens_do_not_depend_on_the_completion(
     first = renderer.encode_completion(messages, [one])
     second = renderer.encode_completion(messages, [other])
     assert np.array_equal(first.prompt_ids, second.prompt_ids)
-    assert renderer.tokenizer.decode(first.completion_ids) == turn_text(one)
+    # Qwen's tokenizer brings text into Unicode's composed form (NFC) first: some rare characters become others.
+    assert renderer.tokenizer.decode(first.completion_ids) == unicodedata.normalize("NFC", turn_text(one))
 
 
 @pytest.mark.parametrize(
