@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import signal
 import socket
@@ -32,6 +31,7 @@ from deployments.setup import POOL
 from flows.embedded import prefect_home
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.processes.bound import adopt_orphans
+from traceforge_core.processes.claim import holder, take
 
 CHECKOUT = Path(__file__).parents[1]
 START_SECONDS = 120.0
@@ -131,17 +131,11 @@ def _alone(home: Path) -> Iterator[None]:
             "the environment variable PREFECT_HOME."
         ) from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
+        if not take(file):
             raise TraceForgeError(
-                f"process {file.read() or '?'} is serving from {home} already. Stop that one, or choose another folder "
+                f"process {holder(file)} is serving from {home} already. Stop that one, or choose another folder "
                 "with the environment variable PREFECT_HOME."
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+            )
         yield
 
 

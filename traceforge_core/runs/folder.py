@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.processes.claim import holder, take
 from traceforge_core.runs.files import disk_is_full, write_json
 from traceforge_core.runs.stopping import STOP
 
@@ -148,23 +147,18 @@ class Run:
         cannot be written to."""
         try:
             file = (self.path / ".lock").open("a+")
+            taken = take(file)
         except OSError as error:
             raise TraceForgeError(
                 f"Cannot write to the run folder {self.path}: {error.strerror}. Make it writable, or copy it to "
                 "another place and name that with --runs-dir."
             ) from error
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.seek(0)
+            if not taken:
                 raise RunInUse(
-                    f"The run {self.run_id} is being worked on by process {file.read() or '?'}. "
+                    f"The run {self.run_id} is being worked on by process {holder(file)}. "
                     "Wait for it, or start a new run."
-                ) from None
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+                )
             yield
 
 

@@ -11,7 +11,6 @@ however it ends. Containers with a /tmp of their own do not see each other's.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.processes.claim import holder, take
 from traceforge_core.runs.stopping import StoppedByFile
 
 logger = logging.getLogger(__name__)
@@ -53,40 +53,23 @@ def held(gpus: Sequence[str], stop_file: Path | None = None) -> Iterator[None]:
 def _wait_for(gpu: str, file: IO[str], stop_file: Path | None) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     told = False
-    while not _take(file):
+    while not take(file):
         if not told:
-            logger.info("GPU %s is being used by a run of process %s: waiting for it.", gpu, _holder(file))
+            logger.info("GPU %s is being used by a run of process %s: waiting for it.", gpu, holder(file))
             told = True
         if stop_file is not None and stop_file.exists():
             raise StoppedByFile(f"stopped while waiting for GPU {gpu}, because {stop_file} is there.")
         if time.monotonic() > deadline:
             raise TraceForgeError(
-                f"GPU {gpu} did not come free in {WAIT_SECONDS / 3600:.0f} hours: process {_holder(file)} is using it. "
+                f"GPU {gpu} did not come free in {WAIT_SECONDS / 3600:.0f} hours: process {holder(file)} is using it. "
                 "Wait for that run or stop it (traceforge stop), and run the stage again."
             )
         time.sleep(POLL_SECONDS)
-    file.seek(0)
-    file.truncate()
-    file.write(str(os.getpid()))
-    file.flush()
-
-
-def _take(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_used(gpu: str) -> bool:
     with _open(gpu) as file:
-        return not _take(file)
-
-
-def _holder(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read() or "?"
+        return not take(file)
 
 
 def _open(gpu: str) -> IO[str]:

@@ -1,0 +1,31 @@
+"""A file that one process at a time can have: the kernel gives it back when that process ends, however it ends.
+
+with path.open("a+") as file:           # the claim lasts until the file is closed
+    if not take(file):
+        print(holder(file))             # the process number of who has it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import IO
+
+
+def take(file: IO[str]) -> bool:
+    """Claim the file, open for reading and writing, for this process and write its number there; False where another has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    file.seek(0)
+    file.truncate()
+    file.write(str(os.getpid()))
+    file.flush()
+    return True
+
+
+def holder(file: IO[str]) -> str:
+    """The number of the process that has the file, or "?"."""
+    file.seek(0)
+    return file.read() or "?"
