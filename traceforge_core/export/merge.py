@@ -266,7 +266,7 @@ def _logits(model: Any, prompts: Sequence[list[int]]) -> list[torch.Tensor]:
     answers = []
     with torch.no_grad():
         for ids in prompts:
-            inputs = torch.tensor([ids], device=next(model.parameters()).device)
+            inputs = torch.as_tensor(ids, device=next(model.parameters()).device)[None]
             logits = model(input_ids=inputs, use_cache=False, logits_to_keep=KEPT_POSITIONS).logits[0]
             answers.append(logits[-KEPT_POSITIONS:].float().cpu())
     return answers

@@ -13,7 +13,8 @@ from typing import IO
 
 
 def take(file: IO[str]) -> bool:
-    """Claim the file, open for reading and writing, for this process and write its number there; False where another has it."""
+    """Claim the file, open to read and write, for this process, whose number is written there; False where another has
+    it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
