@@ -32,6 +32,7 @@ from flows.embedded import prefect_home
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.processes.bound import adopt_orphans
 from traceforge_core.processes.claim import holder, take
+from traceforge_core.runs import not_written
 
 CHECKOUT = Path(__file__).parents[1]
 START_SECONDS = 120.0
@@ -126,10 +127,8 @@ def _alone(home: Path) -> Iterator[None]:
         home.mkdir(parents=True, exist_ok=True)
         file = (home / ".serving").open("a+")
     except OSError as error:
-        raise TraceForgeError(
-            f"cannot write to {home}, where Prefect keeps its database: {error.strerror}. Choose another folder with "
-            "the environment variable PREFECT_HOME."
-        ) from None
+        cure = "Choose another folder with the environment variable PREFECT_HOME."
+        raise not_written(error, f"write to {home}, where Prefect keeps its database", cure) from None
     with file:
         if not take(file):
             raise TraceForgeError(

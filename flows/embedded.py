@@ -26,8 +26,12 @@ from typing import IO
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.paths import written
 from traceforge_core.processes.bound import end_with
+from traceforge_core.runs import not_written
 
 START_SECONDS = 120.0
+SEND_SECONDS = (
+    30.0  # for the last lines and events, on a machine that is busy; nothing is waited for where there are none
+)
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the command line has its own lines; the API still gets all
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -69,7 +73,8 @@ def embedded_api() -> Iterator[int | None]:
             try:
                 yield process.pid
             finally:
-                _send_what_waits()
+                if process.poll() is None:
+                    _send_what_waits()
     finally:
         starting.close()
         process.terminate()
@@ -98,10 +103,8 @@ def _alone_in(home: Path) -> IO[str]:
         home.mkdir(parents=True, exist_ok=True)
         file = (home / ".starting").open("w")
     except OSError as error:
-        raise TraceForgeError(
-            f"Cannot write to {home}, where Prefect keeps its database: {error.strerror}. Choose another folder with "
-            "the environment variable PREFECT_HOME."
-        ) from None
+        cure = "Choose another folder with the environment variable PREFECT_HOME."
+        raise not_written(error, f"write to {home}, where Prefect keeps its database", cure) from None
     fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
@@ -136,8 +139,8 @@ def _send_what_waits() -> None:
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
-    APILogWorker.drain_all(timeout=5)
-    EventsWorker.drain_all(timeout=5)
+    APILogWorker.drain_all(timeout=SEND_SECONDS)
+    EventsWorker.drain_all(timeout=SEND_SECONDS)
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], url: str, home: Path) -> None:

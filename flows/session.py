@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,9 +40,14 @@ def begin(
         here = earlier or Run.open(runs_dir, run)
         base = saved_config(here)
     effective = lay_over(base, config)
-    here = here or Run.create(runs_dir)
-    with here.lock():  # another process at work on it must keep the configuration it started with
-        here.save_config(effective.model_dump(mode="json"))
+    found, here = here, here or Run.create(runs_dir)
+    try:
+        with here.lock():  # another process at work on it must keep the configuration it started with
+            here.save_config(effective.model_dump(mode="json"))
+    except BaseException:
+        if found is None:  # a folder without a configuration is no run
+            shutil.rmtree(here.path, ignore_errors=True)
+        raise
     return here, effective
 
 

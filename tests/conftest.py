@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -81,6 +82,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def full_disk(small_disk: Path) -> Path:
+    """A file system without a byte left; the file `fill` has them all."""
+    with contextlib.suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return small_disk
 
 
 TEXTS = (

@@ -25,6 +25,7 @@ from traceforge_core.doctor.machine import read_gpus, usable_gpus
 from traceforge_core.doctor.presets import choose
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.paths import written
+from traceforge_core.runs import not_written
 
 OFTEN_CHANGED = {
     "ingest.outcomes": "files that say which runs solved their case; those inside path are found",
@@ -192,6 +193,6 @@ def _save(out: Path, text: str) -> None:
         load_config(file=scratch)
         scratch.replace(out)
     except OSError as error:
-        raise TraceForgeError(f"Cannot write {out}: {error.strerror}. Name another file with --out.") from None
+        raise not_written(error, f"write {out}", "Name another file with --out.") from None
     finally:
         scratch.unlink(missing_ok=True)

@@ -72,12 +72,11 @@ def _fail(message: str, status: int, as_json: bool, done: dict[str, Any] | None 
 
 def unexpected(error: Exception, folder: Path | None) -> str:
     """One line about an error nobody foresaw. The full traceback goes to a file; a full disk is told as such."""
-    from traceforge_core.runs import disk_is_full
+    from traceforge_core.runs import disk_is_full, full_disk
 
     if disk_is_full(error):
         named = getattr(error, "filename", None)
-        what = f" while writing {named}" if named else ""
-        return f"The disk is full{what}. Free some space and run the same command again; finished stages are kept."
+        return str(full_disk(f"could not write {named or 'to it'}"))
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"No permission to write or read {error.filename}: {error.strerror}. Choose another folder."
     text = "".join(traceback.format_exception(error))

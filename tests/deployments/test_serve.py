@@ -368,7 +368,7 @@ def test_what_dies_is_started_again_its_runs_are_adopted_and_what_dies_at_once_i
     [
         ("PREFECT_SERVER_API_PORT", "four", "PREFECT_SERVER_API_PORT is 'four': give a port number"),
         ("PREFECT_SERVER_API_PORT", "70000", "PREFECT_SERVER_API_PORT is '70000': give a port number"),
-        ("PREFECT_HOME", "/proc/nowhere", "cannot write to /proc/nowhere"),
+        ("PREFECT_HOME", "/proc/nowhere", "Cannot write to /proc/nowhere"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_line(

@@ -30,6 +30,12 @@ def test_a_run_that_is_gone_on_with_keeps_its_configuration(tmp_path: Path) -> N
     assert latest == first and config.preference.beta == 3.0, "the one worked on last is the latest"
 
 
+def test_a_run_that_cannot_be_begun_because_the_disk_is_full_leaves_nothing_behind(full_disk: Path) -> None:
+    with pytest.raises(TraceForgeError, match=r"The disk is full: .*Free some space"):
+        begin(full_disk, "new")
+    assert [each.name for each in full_disk.iterdir()] == ["fill"]
+
+
 def test_a_flow_run_that_is_retried_goes_on_with_the_run_it_made(tmp_path: Path) -> None:
     run, config = begin(tmp_path, "new", flow_run_id="flow-run-1")
     Session(run, ["ingest"], "flow-run-1")

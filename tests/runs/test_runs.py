@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.runs import Inputs, Run, check_runs_dir, list_runs, run_stage, write_json
+from traceforge_core.runs import Inputs, Run, check_runs_dir, list_runs, not_written, run_stage, write_json
 
 
 def new_run(folder: Path, run_id: str | None = None) -> Run:
@@ -257,6 +257,30 @@ def test_a_run_that_cannot_be_written_to_is_told_as_that_and_nobody_is_at_work_o
     with pytest.raises(TraceForgeError, match=r"Cannot write to the run folder .*--runs-dir"), run.lock():
         pass
     assert not run.is_at_work()
+
+
+def test_a_full_disk_is_told_as_that_by_whoever_meets_it_first_and_old_runs_can_still_be_claimed(
+    full_disk: Path,
+) -> None:
+    with pytest.raises(
+        TraceForgeError, match=r"The disk is full: cannot write to the folder of runs .*Free some space"
+    ):
+        check_runs_dir(full_disk / "runs")
+    assert [each.name for each in full_disk.iterdir()] == ["fill"]
+    run = Run.create(full_disk)  # a folder may still fit
+    with run.lock():  # to prune it, which is the cure
+        assert run.is_at_work()
+        with pytest.raises(TraceForgeError, match="The disk is full: cannot write to the run folder"):
+            run.save_config({"seed": 1})
+    assert not run.is_at_work() and [each.name for each in run.path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_only_a_full_disk_is_told_to_need_space(number: int) -> None:
+    error = OSError(number, os.strerror(number))
+    assert str(not_written(error, "write X", "Name another.")).startswith("The disk is full: cannot write X. Free some")
+    denied = OSError(errno.EACCES, "Permission denied")
+    assert str(not_written(denied, "write X", "Name another.")) == "Cannot write X: Permission denied. Name another."
 
 
 def test_a_folder_of_runs_that_cannot_be_read_is_told_and_a_run_that_cannot_harms_no_other(

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from traceforge_core.config import RunConfig
-from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.errors import TraceForgeError
 from traceforge_core.export.model_card import write_card
 from traceforge_core.export.trained import open_trained
 from traceforge_core.export.vllm_layout import model_problems
-from traceforge_core.runs import Run, disk_is_full, share_files, write_json
+from traceforge_core.runs import Run, disk_is_full, full_disk, share_files, write_json
 from traceforge_core.runs.disk import require_room
 
 if TYPE_CHECKING:
@@ -111,10 +111,8 @@ def _scratch(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         if disk_is_full(error):
-            raise TraceForgeError(
-                f"The disk is full: the exported model could not be written beside {folder.parent}. Free some space, "
-                f"or name another --out. {page('disk-full')}"
-            ) from error
+            what = f"the exported model could not be written beside {folder.parent}"
+            raise full_disk(what, "or name another --out") from error
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,7 @@ with path.open("a+") as file:           # the claim lasts until the file is clos
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from typing import IO
@@ -19,10 +20,9 @@ def take(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    file.seek(0)
-    file.truncate()
-    file.write(str(os.getpid()))
-    file.flush()
+    with contextlib.suppress(OSError):  # a full disk: it is claimed all the same, only not told by whom
+        os.truncate(file.fileno(), 0)
+        os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
     return True
 
 

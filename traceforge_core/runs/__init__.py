@@ -12,7 +12,7 @@ keys of its inputs and the library's source: the same key means the same result,
 from another run beside it.
 """
 
-from traceforge_core.runs.files import disk_is_full, fingerprint_tree, share_files, write_json
+from traceforge_core.runs.files import disk_is_full, fingerprint_tree, full_disk, not_written, share_files, write_json
 from traceforge_core.runs.folder import (
     NOT_OURS,
     Figures,
@@ -35,8 +35,10 @@ __all__ = [
     "check_runs_dir",
     "disk_is_full",
     "fingerprint_tree",
+    "full_disk",
     "installed_versions",
     "list_runs",
+    "not_written",
     "read_figures",
     "run_folder_of",
     "run_stage",

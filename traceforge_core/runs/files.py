@@ -1,7 +1,8 @@
-"""Files of a run: written whole, hashed, shared; and whether an error says that the disk is full."""
+"""Files of a run: written whole, hashed, shared; and what to tell where one cannot be written."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -9,16 +10,23 @@ import os
 from pathlib import Path
 from typing import Any
 
+from traceforge_core.errors import TraceForgeError, page
+
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it."""
     scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False, default=str)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, ensure_ascii=False, default=str)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise
 
 
 def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -61,3 +69,16 @@ def disk_is_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     return any(sign in str(error) for sign in ("No space left on device", "StorageFull", "Disk quota exceeded"))
+
+
+def full_disk(what: str, then: str = "and run it again; finished stages are kept") -> TraceForgeError:
+    """What a person is told where the disk is full. `what` could not be done; `then` follows on "Free some space"."""
+    return TraceForgeError(f"The disk is full: {what}. Free some space {then}. {page('disk-full')}")
+
+
+def not_written(error: OSError, what: str, cure: str) -> TraceForgeError:
+    """What a person is told where something cannot be written: `what` ("write to the run folder X"), why, and `cure`,
+    unless the disk is full, which another place or other permissions would not mend."""
+    if disk_is_full(error):
+        return full_disk(f"cannot {what}")
+    return TraceForgeError(f"Cannot {what}: {error.strerror}. {cure}")

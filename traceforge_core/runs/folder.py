@@ -14,10 +14,12 @@ from typing import Any
 
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.processes.claim import holder, take
-from traceforge_core.runs.files import disk_is_full, write_json
+from traceforge_core.runs.files import not_written, write_json
 from traceforge_core.runs.stopping import STOP
 
 Figures = dict[str, Any]
+ELSEWHERE = "Choose another place with --runs-dir."
+TRIED_BYTES = 64 << 10  # what a new run writes before its first stage, which asks for its own room
 
 # What reading a JSON file raises that this library did not write, or that something tore or changed.
 NOT_OURS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -71,9 +73,7 @@ class Run:
                         f"The run {run_id} is already there ({path}). Continue it with --run {run_id}."
                     ) from None
             except OSError as error:
-                raise TraceForgeError(
-                    f"Cannot make the run folder {path}: {error.strerror}. Choose another place with --runs-dir."
-                ) from None
+                raise not_written(error, f"make the run folder {path}", ELSEWHERE) from None
         raise TraceForgeError(f"No free run id for {name} in {runs_dir}.")
 
     @classmethod
@@ -139,7 +139,11 @@ class Run:
             return None
 
     def save_config(self, config: Mapping[str, Any]) -> None:
-        write_json(self.path / "config.json", config)
+        """Raises TraceForgeError where the folder cannot be written to."""
+        try:
+            write_json(self.path / "config.json", config)
+        except OSError as error:
+            raise self._not_written(error) from error
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -149,10 +153,7 @@ class Run:
             file = (self.path / ".lock").open("a+")
             taken = take(file)
         except OSError as error:
-            raise TraceForgeError(
-                f"Cannot write to the run folder {self.path}: {error.strerror}. Make it writable, or copy it to "
-                "another place and name that with --runs-dir."
-            ) from error
+            raise self._not_written(error) from error
         with file:
             if not taken:
                 raise RunInUse(
@@ -161,19 +162,20 @@ class Run:
                 )
             yield
 
+    def _not_written(self, error: OSError) -> TraceForgeError:
+        cure = "Make it writable, or copy it to another place and name that with --runs-dir."
+        return not_written(error, f"write to the run folder {self.path}", cure)
+
 
 def check_runs_dir(runs_dir: Path) -> None:
     """Try whether a run could be made there; nothing is left behind. Raises TraceForgeError where it could not."""
     try:
         there = next(folder for folder in (runs_dir, *runs_dir.absolute().parents) if folder.exists())
-        with tempfile.TemporaryDirectory(prefix=".try-", dir=there):
-            pass
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=there) as folder:
+            # A full disk may still have room for a folder, or promise what it does not have until it is asked to write.
+            write_json(Path(folder, "config.json"), " " * TRIED_BYTES)
     except OSError as error:
-        if disk_is_full(error):
-            raise
-        raise TraceForgeError(
-            f"Cannot write to the folder of runs {runs_dir}: {error.strerror}. Choose another place with --runs-dir."
-        ) from None
+        raise not_written(error, f"write to the folder of runs {runs_dir}", ELSEWHERE) from None
 
 
 def run_folder_of(out_dir: Path) -> Path:
@@ -192,9 +194,7 @@ def list_runs(runs_dir: Path) -> list[Run]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise TraceForgeError(
-            f"Cannot read the folder of runs {runs_dir}: {error.strerror}. Choose another place with --runs-dir."
-        ) from None
+        raise TraceForgeError(f"Cannot read the folder of runs {runs_dir}: {error.strerror}. {ELSEWHERE}") from None
     used: list[tuple[float, str, Run]] = []
     for path in folders:
         with contextlib.suppress(OSError):  # somebody else's, or pruned this very moment

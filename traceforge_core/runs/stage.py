@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.errors import TraceForgeError, page
-from traceforge_core.runs.files import disk_is_full, hash_files, share_files, write_json
+from traceforge_core.errors import TraceForgeError
+from traceforge_core.runs.files import disk_is_full, full_disk, hash_files, share_files, write_json
 from traceforge_core.runs.folder import Figures, Run, StageResult, list_runs
 from traceforge_core.runs.progress import forget_progress
 from traceforge_core.runs.versions import device_name, installed_versions, source_hash
@@ -86,10 +86,8 @@ def run_stage(
             ) from error
         _keep_failure(partial, error)
         if disk_is_full(error):
-            raise TraceForgeError(
-                f"The disk is full: stage {stage} could not write to {partial}. Free some space (old runs lie in "
-                f"{run.path.parent}) and run it again; finished stages are kept. {page('disk-full')}"
-            ) from error
+            then = f"(old runs lie in {run.path.parent}) and run it again; finished stages are kept"
+            raise full_disk(f"stage {stage} could not write to {partial}", then) from error
         raise
     final = run.stage_dir(stage)
     if final.exists():

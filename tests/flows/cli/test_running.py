@@ -338,11 +338,8 @@ def test_a_stage_that_will_not_fit_is_refused_before_it_begins_and_says_what_it_
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_before_anything_is_made(command: Command, small_disk: Path) -> None:
-    with contextlib.suppress(OSError), (small_disk / "fill").open("wb") as file:
-        while True:
-            file.write(bytes(4096))
-            file.flush()
-    ran = command("run", "--runs-dir", str(small_disk), fakes=True)
-    assert ran.returncode == 1 and "The disk is full" in ran.stderr and "Traceback" not in ran.stderr
-    assert command("show", "--runs-dir", str(small_disk)).returncode == 1, "there is no run that could be shown"
+def test_a_full_disk_is_told_before_anything_is_made(command: Command, full_disk: Path) -> None:
+    ran = command("run", "--runs-dir", str(full_disk), fakes=True)
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr
+    assert f"The disk is full: cannot write to the folder of runs {full_disk}. Free some space" in ran.stderr
+    assert "another place" not in ran.stderr and [each.name for each in full_disk.iterdir()] == ["fill"]
