@@ -29,9 +29,7 @@ from traceforge_core.processes.bound import end_with
 from traceforge_core.runs import not_written
 
 START_SECONDS = 120.0
-SEND_SECONDS = (
-    30.0  # for the last lines and events, on a machine that is busy; nothing is waited for where there are none
-)
+SEND_SECONDS = 30.0  # at most, for the last lines and events: far more than it takes, even on a busy machine
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the command line has its own lines; the API still gets all
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

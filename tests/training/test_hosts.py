@@ -21,7 +21,9 @@ import pytest
 from traceforge_core.config import RunConfig, load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import hash_adapter
-from traceforge_core.training import hosts, stages
+from traceforge_core.runs.stopping import StoppedByFile
+from traceforge_core.training import hosts, launch, stages
+from traceforge_core.training.launch import WorkerError
 from traceforge_core.training.records import read_records
 
 REPOSITORY = Path(__file__).parents[2]
@@ -30,7 +32,7 @@ FIRST, SECOND = "10.213.7.1", "10.213.7.2"
 ON_FIRST = """
     import logging, sys
     from pathlib import Path
-    from traceforge_core.training import launch, stages
+    from traceforge_core.training import stages
     from traceforge_core.training.job import Job
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     stages.run_job(Job.read(Path(sys.argv[1])))
@@ -59,6 +61,9 @@ class Host:
         )
 
 
+HERE = Host([], "127.0.0.1", "lo")
+
+
 @pytest.fixture
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     name = f"tf{os.getpid()}"
@@ -81,7 +86,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             inside = [["ip", "netns", "exec", each] for each in names]
             yield Host(inside[0], FIRST, names[0]), Host(inside[1], SECOND, names[1])
         else:
-            yield Host([], "127.0.0.1", "lo"), Host([], "127.0.0.1", "lo")
+            yield HERE, HERE
     finally:
         for each in names:
             ip("netns", "del", each)
@@ -127,10 +132,58 @@ def test_a_stop_file_ends_both_hosts_after_the_step_at_work_with_a_checkpoint(
     out = tmp_path / "stopped"
     endless = configure(**on_two(first), preference__max_steps=100_000, preference__checkpoint_steps=100_000)
     told = train_on(first, second, endless, inputs, out, at_first_step=lambda _: (out / "STOP").touch(), fails=True)
-    assert "StoppedByFile: branch_parallel: stopped, because" in told
     [checkpoint] = (out / "checkpoints").iterdir()
     steps = len(read_records(out / "metrics.jsonl"))
     assert checkpoint.name == f"checkpoint-{steps}" and (checkpoint / "optimizer.pt").is_file()
+    assert f"StoppedByFile: branch_parallel: stopped after step {steps} of 100000, with a checkpoint, because" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (
+            "StoppedByFile('stopped after step 3 of 9.')",
+            StoppedByFile,
+            r"^branch_parallel: stopped after step 3 of 9\.$",
+        ),
+        (
+            "TraceForgeError('The loss is NaN.')",
+            WorkerError,
+            r"^branch_parallel: worker 0 of 2 \(chosen\): The loss is",
+        ),
+        (
+            "RuntimeError('Connection closed by peer')",
+            WorkerError,
+            "torchrun, one of 2 hosts, ended with exit status 1",
+        ),
+    ],
+)
+def test_what_a_worker_said_at_its_end_is_told_and_not_that_torchrun_ended(
+    error: str,
+    raised: type[TraceForgeError],
+    said: str,
+    inputs: dict[str, Path],
+    configure: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where it ended before the launcher had looked for the stop file, and where there was one by chance."""
+    program = f"""
+        import os
+        os.environ |= {{"RANK": "0", "TORCHELASTIC_RUN_ID": "one"}}
+        from traceforge_core.errors import TraceForgeError
+        from traceforge_core.runs.stopping import StoppedByFile
+        from traceforge_core.training import worker
+        worker._take_seat(worker.Job.read(worker.Path(os.environ["JOB"]))).report({error})
+        raise SystemExit(1)
+    """
+    monkeypatch.setattr(hosts, "here", lambda job, file: [sys.executable, "-c", textwrap.dedent(program)])
+    monkeypatch.setattr(launch, "LOOK_SECONDS", 600.0)
+    job = stages.preference_job("branch_parallel", configure(**on_two(HERE)), inputs, tmp_path / "out")
+    monkeypatch.setenv("JOB", str(tmp_path / "out" / "job.json"))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(raised, match=said):
+        launch.launch(job, [""])
 
 
 def on_two(first: Host) -> dict[str, object]:

@@ -19,7 +19,7 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.training.job import Job
 
 WAIT_SECONDS = 3600  # for people to start the other hosts' parts
-OWN_HOST_ONLY = ("TRACEFORGE_RANK", "TRACEFORGE_SCRATCH", "TRACEFORGE_PARENT")
+BY_THE_LAUNCHER = ("TRACEFORGE_RANK", "TRACEFORGE_PARENT")  # who starts the workers says these: here torchrun does
 
 
 def workers_here(job: Job) -> int:
@@ -60,6 +60,7 @@ def _arguments(job: Job, job_file: Path, host: int) -> list[str]:
 
 
 def environment(env: Mapping[str, str], gpus: list[str]) -> dict[str, str]:
-    """A worker's environment made torchrun's: workers take their places from it, and a GPU each of `gpus`."""
-    left = {name: value for name, value in env.items() if name not in OWN_HOST_ONLY}
+    """A worker's environment made torchrun's: workers take their places from it, and a GPU each of `gpus`. Those on
+    this host still leave the reason of an end in the launcher's folder: torchrun has but one status for every end."""
+    left = {name: value for name, value in env.items() if name not in BY_THE_LAUNCHER}
     return left | {"CUDA_VISIBLE_DEVICES": ",".join(gpus) if any(gpus) else ""}

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 OnLine = Callable[[int, str], None]
 TERMINATE_SECONDS = 5.0
 POLL_SECONDS = 0.05
+LOOK_SECONDS = 1.0  # between looks at the stop file, the disk and the workers' signs of life
 SETTLE_SECONDS = 1.0  # after the first end with an error: time for others to end by themselves, to find who was first
 TAIL_LINES = 25
 STOPPED_STATUS = 75  # of a worker that stopped because it was asked to
@@ -174,17 +175,17 @@ def _watch(job: Job, workers: list[_Worker], scratch: Path, room: int) -> None:
     while True:
         codes = [worker.process.poll() for worker in workers]
         if any(code not in (None, 0, STOPPED_STATUS) for code in codes):
-            if asked_to_stop and job.hosts > 1:  # torchrun has but one status for whatever ended its workers
-                raise StoppedByFile(f"{job.kind}: stopped, because {job.stop_file} is there.")
+            # torchrun has but one status for every end of its workers: what they told says whether they were stopped.
+            if job.hosts > 1 and (told := _told_of_stop(scratch)):
+                raise StoppedByFile(f"{job.kind}: {told}")
             raise _worker_error(job, workers, scratch)
         if None not in codes:
             if STOPPED_STATUS in codes:
-                told = _read_report(scratch, codes.index(STOPPED_STATUS)).get("message", "Stopped.")
-                raise StoppedByFile(f"{job.kind}: {told}")
+                raise StoppedByFile(f"{job.kind}: {_told_of_stop(scratch) or 'Stopped.'}")
             return
         now = time.monotonic()
         if now >= next_slow_check:
-            next_slow_check = now + 1.0
+            next_slow_check = now + LOOK_SECONDS
             if not asked_to_stop and job.stop_file.exists():
                 asked_to_stop = True
                 if not _has_begun_training(job, workers, scratch):
@@ -245,10 +246,10 @@ def _worker_error(job: Job, workers: list[_Worker], scratch: Path) -> WorkerErro
     while time.monotonic() < deadline and any(worker.process.poll() is None for worker in workers):
         time.sleep(POLL_SECONDS)
     ended = [worker for worker in workers if worker.process.poll() not in (None, 0)]
-    reports = {worker.rank: _read_report(scratch, worker.rank) for worker in ended}
+    reports = _reports(scratch)
 
     def blame(worker: _Worker) -> tuple[int, float]:
-        report = reports[worker.rank]
+        report = reports.get(worker.rank, {})
         if report.get("lost_peer"):
             return (2, report["time"])
         return (1, report["time"]) if report else (0, 0.0)  # no report at all: killed, or crashed below Python
@@ -257,8 +258,12 @@ def _worker_error(job: Job, workers: list[_Worker], scratch: Path) -> WorkerErro
     for thread in (worker.pump for worker in ended):
         if thread is not None:
             thread.join(timeout=1.0)  # the last lines of the log are the ones that matter
-    code, report = worker.process.returncode, reports[worker.rank]
-    who = f"{job.kind}: {job.describe(worker.rank) if job.hosts == 1 else f'torchrun, one of {job.hosts} hosts,'}"
+    code, rank = worker.process.returncode, worker.rank
+    if job.hosts > 1:  # what ended is torchrun; of its workers here, the first that had a reason of its own
+        causes = {of: told["time"] for of, told in reports.items() if told["for_people"] and not told["lost_peer"]}
+        rank = min(causes, key=causes.__getitem__, default=-1)
+    report = reports.get(rank, {})
+    who = f"{job.kind}: {job.describe(rank) if rank >= 0 else f'torchrun, one of {job.hosts} hosts,'}"
     if report.get("for_people"):
         return WorkerError(f"{who}: {report['message']}\nIts log: {worker.log}", worker.rank)
     if code < 0:
@@ -269,12 +274,18 @@ def _worker_error(job: Job, workers: list[_Worker], scratch: Path) -> WorkerErro
     return WorkerError(f"{who} ended with exit status {code}{what}\n{_log_end(worker)}", worker.rank)
 
 
-def _read_report(scratch: Path, rank: int) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads((scratch / f"error{rank}.json").read_text(encoding="utf-8"))
-        return content
-    except (OSError, ValueError):
-        return {}
+def _told_of_stop(scratch: Path) -> str | None:
+    """What a worker of this host said that ended because of the stop file; None where none did."""
+    return next((report["message"] for report in _reports(scratch).values() if report["stopped"]), None)
+
+
+def _reports(scratch: Path) -> dict[int, dict[str, Any]]:
+    """Why workers of this host ended, by rank, as far as they could say."""
+    found = {}
+    for file in sorted(scratch.glob("error*.json")):
+        with contextlib.suppress(OSError, ValueError):  # ended while it was writing
+            found[int(file.stem.removeprefix("error"))] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
 def _log_end(worker: _Worker) -> str:

@@ -33,8 +33,8 @@ LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Bro
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where this worker sits. scratch: the launcher's folder for signs of life; None under torchrun. told: where rank 0
-    says what it is doing, for people."""
+    """Where this worker sits. scratch: the launcher's folder for signs of life; None on a host that has no launcher.
+    told: where rank 0 says what it is doing, for people."""
 
     rank: int
     scratch: Path | None
@@ -63,6 +63,7 @@ class Seat:
         what = {
             "message": message if isinstance(error, TraceForgeError) else f"{type(error).__name__}: {message}",
             "for_people": isinstance(error, TraceForgeError),
+            "stopped": isinstance(error, StoppedByFile),
             "lost_peer": any(words in message for words in LOST_PEER_WORDS)
             or "DistBackendError" in type(error).__name__,
             "time": time.time(),
@@ -124,7 +125,8 @@ def _rank_and_scratch() -> tuple[int, Path | None]:
         if local := os.environ.get("LOCAL_RANK"):
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(local)] if visible else local
-        return int(os.environ["RANK"]), None
+        given = os.environ.get("TRACEFORGE_SCRATCH")
+        return int(os.environ["RANK"]), Path(given) if given else None
     return 0, None
 
 
@@ -141,7 +143,7 @@ def _train(job: Job, seat: Seat) -> None:
 
     if job.workers > 1:
         seat.beat("waiting for the other workers to start")
-    mesh = join_mesh(job, seat.rank, seat.scratch)
+    mesh = join_mesh(job, seat.rank, seat.scratch if job.hosts == 1 else None)
     seat.beat("starting")
     module, _, name = job.trainer.partition(":")
     trainer_class = getattr(import_module(module), name)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -228,6 +229,11 @@ def test_a_run_answers_with_one_json_object_and_leaves_no_process(command: Comma
     assert Path(answer["stages"][0]["path"]).joinpath("output.txt").is_file()
     assert processes_with(prefect_home) == []
     assert one_object(command("show", "latest", "--json")) == answer
+    with contextlib.closing(sqlite3.connect(prefect_home / "prefect.db")) as database:
+        flow_run = json.loads((Path(answer["path"]) / FILE_NAME).read_text())["flow_run_id"]
+        lines = [line for (line,) in database.execute("SELECT message FROM log WHERE flow_run_id = ?", (flow_run,))]
+    assert {"a line from sft", "a line from compare"} <= set(lines), "the server had them before it was ended"
+    assert any(line.startswith("Finished in state Completed") for line in lines)
 
     changed = ("--set", "preference.max_steps=2", "--stages", "sft,branch-parallel")
     again = command("run", "--run", "latest", *changed, fakes=True)
