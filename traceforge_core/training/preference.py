@@ -149,10 +149,6 @@ class PairTrainer(Recorded, CPOTrainer):
         self.save_gradients()
         return lacking
 
-    def wait_for_others(self) -> None:
-        self.beat("waiting for rank 0 to save a checkpoint")
-        self.mesh.gather([0.0])
-
     def trace(self) -> float:
         """One number that moves when any trained weight moves: their sum, weighted 1, 2, 3, 1, 2, 3, ..."""
         if self.mesh.size == 1:

@@ -119,9 +119,6 @@ class Recorded:
         self.save_gradients()
         return 0.0
 
-    def wait_for_others(self) -> None:
-        """Let nobody leave before the checkpoint is whole: under torchrun the first to leave takes the others along."""
-
     def sees_stop_file(self) -> bool:
         """Whether somebody wants the training to stop, as far as this worker sees."""
         return self.stop_file is not None and self.stop_file.exists()
@@ -171,7 +168,6 @@ class Recorded:
         control.should_save = control.should_save or stops
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, learning_rate=learning_rate, **kwargs)  # type: ignore[misc]
         if stops:
-            self.wait_for_others()
             self.callback_handler.on_train_end(self.args, state, control)  # type: ignore[attr-defined]  # trackers write
             raise StoppedByFile(
                 f"stopped after step {state.global_step} of {state.max_steps}, with a checkpoint, because "

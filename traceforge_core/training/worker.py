@@ -158,6 +158,9 @@ def _train(job: Job, seat: Seat) -> None:
         way.train(job, mesh, trainer_class, seat.beat)
     except StoppedByFile:
         finish_trackers(job, seat.rank)
+        # Under torchrun the first to leave takes the others along: nobody does before rank 0 has saved everything.
+        seat.beat("waiting for rank 0 to save a checkpoint")
+        mesh.gather([0.0])
         raise
     finish_trackers(job, seat.rank)
 
