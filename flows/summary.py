@@ -20,7 +20,7 @@ from traceforge_core.training.job import STRATEGIES
 KEY_FIGURES = {
     "ingest": ("found", "read", "quarantined", "by_reason", "duplicates", "by_outcome"),
     "model": ("name", "architecture", "parameters", "vocabulary", "chat_template"),
-    "datasets": ("sft_samples", "sft_held_out", "pairs", "pairs_held_out", "pairs_by_miner"),
+    "datasets": ("sft_samples", "sft_held_out", "repeated_turns", "pairs", "pairs_held_out", "pairs_by_miner"),
     "noise_floor": ("runs", "steps", "loss_noise", "gradient_direction_noise", "exact"),
     "planted_faults": ("planted", "caught", "missed", "false_alarms"),
     "evaluate": ("pairs", "actions", "accuracy", "action_loss", "note"),

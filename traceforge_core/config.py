@@ -99,6 +99,11 @@ class SftDataConfig(Section):
     outcomes: Literal["resolved", "all"] = Field(
         "all", description="resolved: learn only from runs known to have solved their case. all: from every run."
     )
+    repeated_turns: Literal["once", "every"] = Field(
+        "once",
+        description="Equal turns after equal histories in several trajectories (resumed and forked sessions, runs that "
+        "begin alike). once: learnt in one of them, context in the others. every: learnt each time.",
+    )
     max_samples: Positive | None = Field(
         None, description="Keep at most this many samples (native: trajectories), spread evenly; empty: all."
     )

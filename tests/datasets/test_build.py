@@ -30,7 +30,8 @@ def corpus(make_run: Make, ingested: Callable[[list[Trajectory]], Path]) -> Path
     runs = []
     for n in range(8):
         steps = [(f"cat {n}", 0), (f"sed {n}", 1), (f"sed -i {n}", 0)]
-        runs += [make_run(f"case{n}", "a", steps, "resolved"), make_run(f"case{n}", "b", steps[:2], "unresolved")]
+        other = [(f"head {n}", 0), (f"sed {n}", 1)]
+        runs += [make_run(f"case{n}", "a", steps, "resolved"), make_run(f"case{n}", "b", other, "unresolved")]
     return ingested(runs)
 
 

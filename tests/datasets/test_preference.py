@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from traceforge_core.config import PreferenceDataConfig
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.messages import messages_from_json
-from traceforge_core.datasets.pairs import outcome_candidates, recovery_candidates, survey
+from traceforge_core.datasets.pairs import Surveyed, outcome_candidates, recovery_candidates, survey
 from traceforge_core.datasets.preference import PreferencePair, preference_pairs
+from traceforge_core.datasets.repeats import turn_keys
+from traceforge_core.datasets.sft import learnable_turns
 from traceforge_core.modeling.chat import ChatRenderer
 from traceforge_core.trajectories.model import Message, Trajectory
 
@@ -33,13 +36,19 @@ class InMemory:
         return self.runs[number]
 
 
+def surveyed(runs: Iterable[Trajectory], within: int = 3) -> list[Surveyed]:
+    turns = [(run, learnable_turns(run)) for run in runs]
+    keys = [dict(zip(own, turn_keys(run, own), strict=True)) for run, own in turns]
+    return [survey(number, run, within, keys[number]) for number, (run, _) in enumerate(turns)]
+
+
 def mine(
     renderer: ChatRenderer, runs: list[Trajectory], miners: tuple[str, ...] = ("outcome",), **settings: Any
 ) -> tuple[list[PreferencePair], dict[str, int]]:
     config = PreferenceDataConfig(**{"max_pairs_per_case": 100, "near_duplicate": 1, **settings})
     corpus: Any = InMemory(runs)
-    records = [survey(number, run, config.recovery_within) for number, run in enumerate(runs)]
-    find = {"outcome": outcome_candidates, "recovery": recovery_candidates}
+    records = surveyed(runs, config.recovery_within)
+    find = {"outcome": outcome_candidates, "recovery": partial(recovery_candidates, seen=set())}
     cases = []
     for case in sorted({run.case for run in runs}):
         mine = [record for record in records if record.case == case]
@@ -196,9 +205,9 @@ def test_every_candidate_is_a_pair_or_counted_and_every_pair_is_sound(
     renderer: ChatRenderer, make_run: Make, plans: list[Any], cap: int
 ) -> None:
     made = [make_run(case, str(n), steps, label, task=task) for n, (case, steps, label, task) in enumerate(plans)]
-    records: Any = [survey(number, run, 3) for number, run in enumerate(made)]
+    records = surveyed(made)
     corpus: Any = InMemory(made)
-    candidates = [*outcome_candidates(records, corpus), *recovery_candidates(records, corpus)]
+    candidates = [*outcome_candidates(records, corpus), *recovery_candidates(records, corpus, set())]
     pairs, dropped = mine(renderer, made, ("outcome", "recovery"), max_pairs_per_case=cap)
     assert len(pairs) + sum(dropped.values()) == len(candidates)
     assert max(Counter(pair.case for pair in pairs).values(), default=0) <= cap
@@ -217,12 +226,12 @@ def test_the_survey_of_a_real_corpus_reads_only_what_it_needs(
 ) -> None:
     made = [make_run("c", "a", [("sed a", 1), ("sed b", 0)], "resolved"), make_run("c", "b", [("x", 0)], "unresolved")]
     corpus = Corpus(ingested(made))
-    records = [survey(number, run, 3) for number, run in enumerate(corpus)]
+    records = surveyed(corpus)
     assert [record.recoveries for record in records][1] == ()
     (candidate,) = outcome_candidates(records, corpus)
     assert candidate.chosen.load() == made[0]
     assert candidate.rejected.load() == made[1]
-    (recovery,) = recovery_candidates(records, corpus)
+    (recovery,) = recovery_candidates(records, corpus, set())
     assert (recovery.chosen.start, recovery.rejected.start) == (4, 2)
-    assert survey(0, made[0], 0).recoveries == ()
+    assert surveyed(made, 0)[0].recoveries == ()
     assert isinstance(made[0].messages[0], Message)

@@ -67,8 +67,8 @@ def test_a_turn_that_refers_to_the_failure_is_told_from_one_that_does_not(
 def test_recoveries_that_refer_to_the_failure_make_no_candidate_and_are_counted(make_run: Make) -> None:
     run = make_run("c", "r", [("sed a", 1), ("sed b", 0), ("cat a", 1), ("cat b", 0)])
     run.messages[4].content = "The last command failed, so I take the other file."
-    surveyed = survey(0, run, 3)
-    assert [(failed, worked) for failed, worked, _ in surveyed.recoveries] == [(6, 8)]
+    surveyed = survey(0, run, 3, dict.fromkeys(run.turns, 0))
+    assert [(failed, worked) for failed, worked, *_ in surveyed.recoveries] == [(6, 8)]
     assert surveyed.refused_recoveries == 1
 
 

@@ -235,15 +235,33 @@ def test_a_run_that_begins_with_the_model_has_a_sample_for_its_first_turn(render
         assert sample.completion == "I begin.<|im_end|>"
 
 
-def test_a_template_that_loses_text_costs_the_samples_not_the_build(make_tokenizer: Any, make_run: Make) -> None:
+def deaf_renderer(make_tokenizer: Any) -> ChatRenderer:
+    """With a template that shows neither reasoning nor calls."""
     deaf = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     deaf += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    renderer = ChatRenderer(make_tokenizer(deaf, "<|im_end|>", "<|im_start|>", "<|endoftext|>"))
+    return ChatRenderer(make_tokenizer(deaf, "<|im_end|>", "<|im_start|>", "<|endoftext|>"))
+
+
+def test_a_template_that_loses_text_costs_the_samples_not_the_build(make_tokenizer: Any, make_run: Make) -> None:
+    renderer = deaf_renderer(make_tokenizer)
     plain = Trajectory("t", "c", "r", "f", "s", [Message("user", "u"), Message("assistant", "a")])
-    for style, lost in (("blocks", 4), ("native", 1)):
+    for style, lost in (("blocks", 4), ("native", 4)):
         samples, dropped = build(renderer, [make_run("c", "r", STEPS), plain], style=style)
         assert [sample.trajectory_id for sample in samples] == ["t"]
         assert dropped == {"chat template would lose text": lost}
+
+
+def test_turns_before_one_that_the_template_loses_are_learnt_as_in_a_run_without_it(make_tokenizer: Any) -> None:
+    renderer = deaf_renderer(make_tokenizer)
+    turns = [Message("assistant", f"Turn {n}", reasoning="why" if n == 5 else None) for n in range(8)]
+    messages = [m for n, turn in enumerate(turns) for m in (Message("user", f"Ask {n}"), turn)]
+    whole = Trajectory("t", "c", "r", "f", "s", messages)
+    ((native,), native_lost), (blocks, blocks_lost) = (build(renderer, [whole], style=s) for s in ("native", "blocks"))
+    (shorter,), _ = build(renderer, [replace(whole, messages=messages[:10])], style="native")
+    assert native.input_ids.tolist() == shorter.input_ids.tolist()
+    assert native_lost == {"chat template would lose text": 3}  # the turn, and those that have it in their history
+    assert [sample.turn for sample in blocks] == [1, 3, 5, 7, 9, 13, 15]  # a block shows what the template does not
+    assert blocks_lost == {"chat template would lose text": 1}
 
 
 def test_a_tokenizer_that_merges_across_blocks_still_gives_exact_lengths(

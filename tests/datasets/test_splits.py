@@ -42,6 +42,19 @@ def test_by_repository_keeps_all_cases_of_one_together() -> None:
     assert {side(name) for name in names} == {"train", "held_out"}
 
 
+def test_cases_that_are_alike_come_to_one_side_whatever_the_order_of_the_pairs() -> None:
+    names = [f"case-{number}" for number in range(40)]
+    alike = [(f"case-{number}", f"case-{number + 10}") for number in range(30)]
+    sides = []
+    for pairs in (alike, [(second, first) for first, second in reversed(alike)]):
+        side = split_cases(names, SplitConfig(held_out=0.3), pairs)
+        for number in range(10):
+            assert len({side(name) for name in names[number::10]}) == 1
+        assert sum(side(name) == "held_out" for name in names) == 3 * 4
+        sides.append([side(name) for name in names])
+    assert sides[0] == sides[1]
+
+
 @pytest.mark.parametrize(
     ("case", "repository"),
     [

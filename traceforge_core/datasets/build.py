@@ -6,8 +6,9 @@
     preference/{train,held_out}.parquet     pairs (see `preference`)
     report.json, report.md                  what they are, what was dropped and why
 
-Two passes over the corpus: the first notes what mining and splitting need (a few hundred bytes a trajectory), the
-second makes the samples; pairs then read the trajectories they need one case at a time.
+Two passes over the corpus: the first notes what mining and splitting need (a few hundred bytes a trajectory) and which
+turns are in several trajectories (`repeats`: 9 bytes a turn), the second makes the samples; pairs then read the
+trajectories they need one case at a time.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from traceforge_core.datasets.joining import JoinedFile
 from traceforge_core.datasets.pairs import Candidate, Surveyed, outcome_candidates, recovery_candidates, survey
 from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, SFT_SCHEMA, RowWriter, keep_first
 from traceforge_core.datasets.preference import preference_pairs
+from traceforge_core.datasets.repeats import Repeats, TurnKeys, turn_keys
 from traceforge_core.datasets.report import DatasetReport
 from traceforge_core.datasets.sampled import sampled_candidates
-from traceforge_core.datasets.sft import candidate_turns
+from traceforge_core.datasets.sft import candidate_turns, learnable_turns
 from traceforge_core.datasets.sft_jobs import Made, SampleJob, make_parts, plan
 from traceforge_core.datasets.splits import SIDES, Side, split_cases
 from traceforge_core.errors import TraceForgeError, page
@@ -57,21 +59,23 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
     renderer = load_renderer(inputs["model"])
     report = DatasetReport(settings)
 
-    records, counts = _survey(corpus, settings, out_dir)
+    records, counts, repeats = _survey(corpus, settings, out_dir, report)
     report.dropped_pairs["recovery: refers to what the prompt does not show"] += sum(
         record.refused_recoveries for record in records
     )
     with progress(out_dir, "collecting given and drawn pairs"):
         ready = _ready(config, corpus, renderer, inputs["model"], report)
     cases = {record.case for record in records} | {candidate.case for found in ready.values() for candidate in found}
-    side_of = split_cases(cases, settings.split)
+    alike = {(records[one].case, records[other].case) for one, other in repeats.links}
+    side_of = split_cases(cases, settings.split, alike)
 
     sizes = [record.head_size + record.completion_size for record in records]
     sides = [side_of(record.case) for record in records]
     scratch = out_dir / ".samples"
 
     def make(chosen: npt.NDArray[np.int64]) -> Generator[tuple[int, Made], None, None]:
-        jobs = plan(chosen, counts, sizes, sides)
+        once = settings.sft.repeated_turns == "once"
+        jobs = plan(chosen, counts, sizes, sides, repeats.of if once else lambda number: ())
         with closing(make_parts(jobs, corpus, renderer, inputs["model"], settings, scratch)) as parts:
             yield from ((_turns(job, counts), made) for job, made in zip(jobs, parts, strict=True))
 
@@ -81,7 +85,7 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
         by_case = _by_case(records, corpus, ready, settings, report)
         _write_pairs(by_case, renderer, settings, side_of, out_dir, report, told)
     _warn_beyond_context(report, inputs["model"])
-    figures = report.write(out_dir)
+    figures = report.write(out_dir, alike)
     _refuse_empty(report, records, settings)
     return figures
 
@@ -103,18 +107,33 @@ def _ready(
     return ready
 
 
-def _survey(corpus: Corpus, settings: DatasetsConfig, out_dir: Path) -> tuple[list[Surveyed], list[int]]:
-    """What mining needs of every trajectory, and how many SFT samples each could make."""
+def _survey(
+    corpus: Corpus, settings: DatasetsConfig, out_dir: Path, report: DatasetReport
+) -> tuple[list[Surveyed], list[int], Repeats]:
+    """What mining needs of every trajectory, how many SFT samples each could make, and what repeats what."""
     miners = settings.preference.miners
     within = settings.preference.recovery_within if "recovery" in miners else 0
-    records, counts = [], []
+    records, counts, formats = [], [], []
+    keys = TurnKeys()
     with progress(out_dir, "looking through the corpus", "trajectories", corpus.count) as told:
         for number, trajectory in enumerate(corpus):
-            records.append(survey(number, trajectory, within))
+            turns = learnable_turns(trajectory)
+            own = turn_keys(trajectory, turns)
+            records.append(survey(number, trajectory, within, dict(zip(turns, own, strict=True))))
             counts.append(len(candidate_turns(trajectory, settings.sft)))
+            keys.add(own, counts[-1] > 0)
+            formats.append(sys.intern(trajectory.format))
             told.add()
+    repeats = keys.settle()
+    if settings.sft.repeated_turns == "once":
+        for number, count in enumerate(counts):
+            if count and (elsewhere := len(repeats.of(number))):
+                learnable = repeats.turns(number)
+                report.add_repeats(formats[number], elsewhere, learnable)
+                left = learnable - elsewhere
+                counts[number] = left if settings.sft.style == "blocks" else min(left, 1)
     log.info("%d trajectories, %d possible SFT samples", len(records), sum(counts))
-    return records, counts
+    return records, counts, repeats
 
 
 def _write_samples(
@@ -207,6 +226,7 @@ def _by_case(
     """Each case with its candidates, one list a miner in the configured order; the candidates are counted."""
     grouped: defaultdict[str, list[Surveyed]] = defaultdict(list)
     by_miner: defaultdict[tuple[str, str], list[Candidate]] = defaultdict(list)
+    seen: set[tuple[int, int]] = set()
     for record in records:
         grouped[record.case].append(record)
     for miner, candidates in ready.items():
@@ -219,7 +239,10 @@ def _by_case(
             if miner == "outcome":
                 lists.append(list(outcome_candidates(of_case, corpus)))
             elif miner == "recovery":
-                lists.append(list(recovery_candidates(of_case, corpus)))
+                lists.append(list(recovery_candidates(of_case, corpus, seen)))
+                again = sum(len(record.recoveries) for record in of_case) - len(lists[-1])
+                report.candidates[miner] += again
+                report.dropped_pairs["duplicate of a pair"] += again
             else:
                 lists.append(by_miner[miner, case])
             report.candidates[miner] += len(lists[-1])

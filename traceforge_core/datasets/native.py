@@ -33,7 +33,8 @@ def windows(
     trajectory: Trajectory, learnable: Sequence[int], renderer: ChatRenderer, max_length: int, dropped: Counter[str]
 ) -> Iterator[Window]:
     """The windows that together hold every turn of `learnable` (positions, ascending) once. Turns that do not fit even
-    alone behind the head are counted in `dropped`, and trajectories that the template does not keep whole."""
+    alone behind the head are counted in `dropped`, and turns whose history the template does not keep whole: these and
+    nothing else, so that a turn is learnt or lost alike in whichever trajectory it is."""
     rest = list(learnable)
     known: dict[str, Ids] = {}
     while rest:
@@ -41,8 +42,10 @@ def windows(
         try:
             trimmed, encoded = _encode_within(trajectory, last, renderer, max_length, known)
         except RenderingError:
-            dropped["chat template would lose text"] += 1
-            return
+            kept = _renderable(trajectory, rest, renderer, known)
+            dropped["chat template would lose text"] += len(rest) - kept
+            rest = rest[:kept]
+            continue
         if encoded is None:
             dropped["too long"] += 1
             rest.pop()
@@ -50,6 +53,20 @@ def windows(
         yield Window(last, trimmed, encoded)
         first_kept = trajectory.turns[0] + trimmed
         rest = [turn for turn in rest if turn < first_kept] if trimmed else []
+
+
+def _renderable(trajectory: Trajectory, turns: Sequence[int], renderer: ChatRenderer, known: dict[str, Ids]) -> int:
+    """How many of the turns, the last of which the template refuses, come before the first that it refuses."""
+    kept, refused = 0, len(turns) - 1
+    while kept < refused:
+        middle = (kept + refused) // 2
+        try:
+            renderer.encode(trajectory.messages[: turns[middle] + 1], trajectory.tools, known)
+        except RenderingError:
+            refused = middle
+        else:
+            kept = middle + 1
+    return kept
 
 
 def _encode_within(

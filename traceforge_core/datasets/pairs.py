@@ -8,7 +8,7 @@ any of them is loaded. Candidates come from `outcome_candidates` and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from traceforge_core.config import Miner
@@ -43,8 +43,8 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Surveyed:
     """What mining needs to know of a trajectory: `number` in the corpus, `head` messages before the first turn, `stop`
-    behind the last turn, sizes in characters, recoveries as (failed, worked, size), and how many more there were whose
-    later turn refers to what its prompt would not show."""
+    behind the last turn, sizes in characters, recoveries as (failed, worked, size, key of what worked), and how many
+    more there were whose later turn refers to what its prompt would not show."""
 
     number: int
     trajectory_id: str
@@ -55,12 +55,13 @@ class Surveyed:
     stop: int
     head_size: int
     completion_size: int
-    recoveries: tuple[tuple[int, int, int], ...]
+    recoveries: tuple[tuple[int, int, int, int], ...]
     refused_recoveries: int
 
 
-def survey(number: int, trajectory: Trajectory, recover_within: int) -> Surveyed:
-    """Read one trajectory for mining; `recover_within` 0 looks for no recoveries."""
+def survey(number: int, trajectory: Trajectory, recover_within: int, keys: Mapping[int, int]) -> Surveyed:
+    """Read one trajectory for mining; `recover_within` 0 looks for no recoveries. `keys` are its learnable turns' by
+    position (see `repeats`)."""
     messages, turns = trajectory.messages, trajectory.turns
     head = turns[0] if turns else len(messages)
     stop = turns[-1] + 1 if turns else head
@@ -77,7 +78,7 @@ def survey(number: int, trajectory: Trajectory, recover_within: int) -> Surveyed
         stop=stop,
         head_size=sum(sizes[:head]),
         completion_size=sum(sizes[head:stop]),
-        recoveries=tuple((f, w, sum(sizes[:f]) + sizes[f] + sizes[w]) for f, w in found),
+        recoveries=tuple((f, w, sum(sizes[:f]) + sizes[f] + sizes[w], keys[w]) for f, w in found),
         refused_recoveries=len(every) - len(found),
     )
 
@@ -95,10 +96,15 @@ def outcome_candidates(records: Iterable[Surveyed], corpus: Corpus) -> Iterator[
                 yield Candidate("outcome", case, size, _whole(resolved, corpus), _whole(unresolved, corpus))
 
 
-def recovery_candidates(records: Iterable[Surveyed], corpus: Corpus) -> Iterator[Candidate]:
-    """Every recovery: the turn that worked against the one that failed, both after the history of the failed one."""
+def recovery_candidates(records: Iterable[Surveyed], corpus: Corpus, seen: set[tuple[int, int]]) -> Iterator[Candidate]:
+    """Every recovery: the turn that worked against the one that failed, both after the history of the failed one. Not
+    those that are in `seen`, where each new one is added: a resumed session has the recoveries of the first once more.
+    """
     for record in records:
-        for failed, worked, size in record.recoveries:
+        for failed, worked, size, key in record.recoveries:
+            if (key, failed) in seen:
+                continue
+            seen.add((key, failed))
             chosen = Branch(record.trajectory_id, _loader(record, corpus), failed, worked, worked + 1)
             rejected = Branch(record.trajectory_id, _loader(record, corpus), failed, failed, failed + 1)
             yield Candidate("recovery", record.case, size, chosen, rejected)

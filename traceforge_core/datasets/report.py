@@ -11,7 +11,7 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from traceforge_core.config import DatasetsConfig
 from traceforge_core.datasets.preference import PreferencePair
 from traceforge_core.datasets.sft_jobs import SampleFigures
-from traceforge_core.datasets.splits import Side, group_of
+from traceforge_core.datasets.splits import Side, grouping
 from traceforge_core.errors import TraceForgeError
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -37,6 +37,8 @@ class DatasetReport:
         self.dropped_samples: Counter[str] = Counter()
         self.dropped_pairs: Counter[str] = Counter()
         self._lengths: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        self.repeated_turns: Counter[str] = Counter()
+        self.repeated_trajectories = 0
         self._trimmed_samples = 0
         self._chosen_longer = 0
 
@@ -45,6 +47,11 @@ class DatasetReport:
         self._lengths["sft: tokens in a sample"].append(sample.tokens)
         self._lengths["sft: tokens in the loss"].append(sample.learned)
         self._trimmed_samples += sample.trimmed > 0
+
+    def add_repeats(self, format_name: str, repeated: int, learnable: int) -> None:
+        """Count a trajectory `repeated` of whose `learnable` turns are learnt in another one."""
+        self.repeated_turns[format_name] += repeated
+        self.repeated_trajectories += repeated == learnable > 0
 
     def add_pair(self, side: Side, pair: PreferencePair) -> None:
         self.counts[f"pairs_{side}"] += 1
@@ -78,6 +85,8 @@ class DatasetReport:
             "pairs_by_miner": {miner: self.pairs_by_miner[miner] for miner in self.config.preference.miners},
             "candidates_by_miner": {miner: self.candidates[miner] for miner in self.config.preference.miners},
             "dropped": _plain(self.dropped_samples + self.dropped_pairs),
+            "repeated_turns": _plain(self.repeated_turns),
+            "repeated_trajectories": self.repeated_trajectories,
             "sft_tokens": int(sum(self._lengths["sft: tokens in a sample"])),
             "sft_trimmed": self._trimmed_samples,
             "pair_tokens": int(
@@ -89,8 +98,9 @@ class DatasetReport:
             "chosen_longer": self._chosen_longer / pairs if pairs else None,
         }
 
-    def write(self, out_dir: Path) -> dict[str, Any]:
-        """Write report.json and report.md, and give back the figures. Raises TraceForgeError where a case, or what must
+    def write(self, out_dir: Path, alike: Collection[tuple[str, str]] = ()) -> dict[str, Any]:
+        """Write report.json and report.md, and give back the figures. `alike` are cases that a split keeps together
+        (splits.grouping). Raises TraceForgeError where a case, or what must
         stay together with it, is found on both sides of what was written."""
         figures = self.figures()
         whole = {
@@ -99,7 +109,7 @@ class DatasetReport:
             "dropped_pairs": _plain(self.dropped_pairs),
             "lengths": {name: _quantiles(values) for name, values in self._lengths.items() if values},
             "length_bias": self._length_bias(),
-            "split": prove_no_leak(out_dir, self.config),
+            "split": prove_no_leak(out_dir, self.config, alike),
             "settings": self.config.model_dump(mode="json", exclude={"workers"}),  # they change nothing
         }
         (out_dir / "report.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
@@ -115,7 +125,7 @@ class DatasetReport:
         return {"chosen_longer": self._chosen_longer / len(logs), "ratio": math.exp(sum(logs) / len(logs))}
 
 
-def prove_no_leak(out_dir: Path, config: DatasetsConfig) -> dict[str, Any]:
+def prove_no_leak(out_dir: Path, config: DatasetsConfig, alike: Collection[tuple[str, str]] = ()) -> dict[str, Any]:
     """Read back which cases each file holds; what both sides share must be nothing. Also the trajectories: a run may
     be used twice on one side (as SFT samples and in pairs), never on both sides."""
     cases: dict[str, set[str]] = {"train": set(), "held_out": set()}
@@ -128,7 +138,8 @@ def prove_no_leak(out_dir: Path, config: DatasetsConfig) -> dict[str, Any]:
                     cases[side].update(batch.column("case").to_pylist())
                     for name in names:
                         trajectories[side].update(batch.column(name).to_pylist())
-    groups = {side: {group_of(case, config.split) for case in names} for side, names in cases.items()}
+    group_of = grouping(config.split, alike)
+    groups = {side: {group_of(case) for case in names} for side, names in cases.items()}
     shared = groups["train"] & groups["held_out"] or trajectories["train"] & trajectories["held_out"]
     if shared:
         raise TraceForgeError(
@@ -183,6 +194,10 @@ def _markdown(whole: dict[str, Any]) -> str:
         shown = [values["mean"], *(values[quantile] for quantile in names)]
         number = "{:.2f}" if "share" in name or "log" in name else "{:.0f}"
         lines.append(f"| {name} | " + " | ".join(number.format(value) for value in shown) + " |")
+    if whole["repeated_turns"]:
+        lines += ["", "| turns learnt in another trajectory, by format | count |", "| --- | --- |"]
+        lines += [f"| {name} | {count} |" for name, count in whole["repeated_turns"].items()]
+        lines += ["", f"Trajectories that are nothing but that: {whole['repeated_trajectories']}."]
     for what in ("samples", "pairs"):
         lines += ["", f"| {what} dropped | count |", "| --- | --- |"]
         lines += [f"| {reason} | {count} |" for reason, count in whole[f"dropped_{what}"].items()] or ["| none | 0 |"]

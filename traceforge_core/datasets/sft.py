@@ -102,8 +102,13 @@ def candidate_turns(trajectory: Trajectory, config: SftDataConfig) -> list[int]:
     """Positions of the turns to learn from (for `native`: [-1] where there is any), before any length is looked at."""
     if config.outcomes == "resolved" and trajectory.outcome != "resolved":
         return []
-    turns = [turn for turn in trajectory.turns if is_learnable(trajectory.messages[turn])]
+    turns = learnable_turns(trajectory)
     return turns if config.style == "blocks" else [WHOLE_TRAJECTORY][: len(turns)]
+
+
+def learnable_turns(trajectory: Trajectory) -> list[int]:
+    """Positions of the assistant turns that the model may learn to produce."""
+    return [turn for turn in trajectory.turns if is_learnable(trajectory.messages[turn])]
 
 
 def is_learnable(message: Message) -> bool:
@@ -152,7 +157,10 @@ class _BlockMaker:
     def samples(self, trajectory: Trajectory, turns: list[int], dropped: Counter[str]) -> Iterator[SftSample]:
         try:
             before, after = self._frame(trajectory)
-            completions = {turn: self._completion(trajectory, turn) for turn in turns}
+            completions = self._completions(trajectory, turns, dropped)
+            if not completions:
+                return
+            turns = list(completions)
             shown = trajectory.messages[: turns[-1]]
             whole = [before + opening(trajectory.case), *(block(i, m) for i, m in enumerate(shown)), REQUEST + after]
             texts = self._cut(whole)
@@ -224,6 +232,17 @@ class _BlockMaker:
             learned=learned,
             trimmed_messages=fit.left_out,
         )
+
+    def _completions(self, trajectory: Trajectory, turns: list[int], dropped: Counter[str]) -> dict[int, str]:
+        """Text of each turn that the template keeps. One that it does not keep costs no other turn, so that a turn is
+        learnt or lost alike in whichever trajectory it is."""
+        kept = {}
+        for turn in turns:
+            try:
+                kept[turn] = self._completion(trajectory, turn)
+            except RenderingError:
+                dropped["chat template would lose text"] += 1
+        return kept
 
     def _completion(self, trajectory: Trajectory, turn: int) -> str:
         # The prompt is always one user message, so what the template writes for the turn does not depend on its text.
@@ -303,7 +322,7 @@ class _BlockMaker:
 def _native_samples(
     trajectory: Trajectory, renderer: ChatRenderer, config: SftDataConfig, dropped: Counter[str]
 ) -> Iterator[SftSample]:
-    learnable = [turn for turn in trajectory.turns if is_learnable(trajectory.messages[turn])]
+    learnable = learnable_turns(trajectory)
     for window in windows(trajectory, learnable, renderer, config.max_length, dropped):
         whole = window.last == learnable[-1]
         identity = trajectory.trajectory_id if whole else f"{trajectory.trajectory_id}#to-{window.last}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from traceforge_core.config import DatasetsConfig, SftDataConfig
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.parquet import SFT_SCHEMA, RowWriter
-from traceforge_core.datasets.sft import VERIFY_EVERY, sft_samples
+from traceforge_core.datasets.sft import VERIFY_EVERY, learnable_turns, sft_samples
 from traceforge_core.datasets.splits import SIDES, Side
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 from traceforge_core.processes.in_order import ShouldStop, in_order
@@ -46,13 +46,15 @@ MOST_WORKERS = 16
 class SampleJob:
     """`trajectories` are positions in the corpus, `sides` where their cases belong; `wanted` are the candidates to make
     (sft.candidate_turns), numbered over all of these trajectories, or None for all. `characters` is how much text they
-    are."""
+    are. `repeated` says of each trajectory which of its learnable turns (0 is the first) another one learns
+    (see `repeats`): they are no candidates, and context only."""
 
     index: int
     trajectories: tuple[int, ...]
     sides: tuple[Side, ...]
     wanted: frozenset[int] | None
     characters: int
+    repeated: tuple[tuple[int, ...], ...]
 
 
 class SampleFigures(NamedTuple):
@@ -75,10 +77,15 @@ class Made:
 
 
 def plan(
-    chosen: npt.NDArray[np.int64], counts: Sequence[int], sizes: Sequence[int], sides: Sequence[Side]
+    chosen: npt.NDArray[np.int64],
+    counts: Sequence[int],
+    sizes: Sequence[int],
+    sides: Sequence[Side],
+    repeated: Callable[[int], tuple[int, ...]] = lambda number: (),
 ) -> list[SampleJob]:
     """Jobs for the candidates `chosen` (numbers over the whole corpus, ascending; int64), where trajectory n has
-    `counts[n]` candidates and `sizes[n]` characters, and lies on the side `sides[n]`."""
+    `counts[n]` candidates and `sizes[n]` characters, lies on the side `sides[n]`, and `repeated(n)` of its learnable
+    turns are another's."""
     firsts = np.concatenate([[0], np.cumsum(np.asarray(counts, np.int64))])
     owners = np.searchsorted(firsts, chosen, side="right") - 1
     numbers, starts = np.unique(owners, return_index=True)
@@ -96,7 +103,8 @@ def plan(
         if full or end == len(chosen):
             some = frozenset(wanted) if len(wanted) < offset else None
             here = tuple(sides[number] for number in trajectories)
-            jobs.append(SampleJob(len(jobs), tuple(trajectories), here, some, characters))
+            elsewhere = tuple(map(repeated, trajectories))
+            jobs.append(SampleJob(len(jobs), tuple(trajectories), here, some, characters, elsewhere))
             trajectories, wanted, offset, characters = [], [], 0, 0
     return jobs
 
@@ -146,8 +154,11 @@ def _make(
     dropped: Counter[str] = Counter()
 
     def read() -> Iterator[Trajectory]:
-        for number, side in zip(job.trajectories, job.sides, strict=True):
+        for number, side, elsewhere in zip(job.trajectories, job.sides, job.repeated, strict=True):
             trajectory = corpus.at(number)
+            turns = learnable_turns(trajectory)
+            for place in elsewhere:
+                trajectory.messages[turns[place]].trainable = False
             side_of[trajectory.trajectory_id] = side
             yield trajectory
 

@@ -16,25 +16,45 @@ Side = Literal["train", "held_out"]
 SIDES: tuple[Side, Side] = ("train", "held_out")
 
 
-def split_cases(cases: Iterable[str], config: SplitConfig) -> Callable[[str], Side]:
-    """A function from case to side. The same cases, share and seed give the same split, whatever their order.
+def split_cases(
+    cases: Iterable[str], config: SplitConfig, alike: Iterable[tuple[str, str]] = ()
+) -> Callable[[str], Side]:
+    """A function from case to side. The same cases, share and seed give the same split, whatever their order. The two
+    cases of each pair in `alike` come to one side, with whatever else is alike to one of them.
 
     Groups (cases, or repositories where `by` says so) are ranked by a hash of seed and name and the first
     `held_out` share of them, rounded, is held out: at least one where there are two, and never all.
     """
-    groups = {group_of(case, config) for case in cases}
+    group_of = grouping(config, alike)
+    groups = {group_of(case) for case in cases}
     count = round(config.held_out * len(groups))
     if config.held_out > 0 and len(groups) > 1:
         count = max(count, 1)
     count = min(count, max(len(groups) - 1, 0))
     ranked = sorted(groups, key=lambda group: (_rank(group, config.seed), group))
     held_out = set(ranked[:count])
-    return lambda case: "held_out" if group_of(case, config) in held_out else "train"
+    return lambda case: "held_out" if group_of(case) in held_out else "train"
 
 
-def group_of(case: str, config: SplitConfig) -> str:
-    """What must not be torn apart: the case, or its repository."""
-    return repository_of(case) if config.by == "repository" else case
+def grouping(config: SplitConfig, alike: Iterable[tuple[str, str]] = ()) -> Callable[[str], str]:
+    """A function from case to the name of what must not be torn apart: the case, or its repository, with all that
+    pairs of `alike` cases join to it under the first of their names."""
+
+    def own(case: str) -> str:
+        return repository_of(case) if config.by == "repository" else case
+
+    above: dict[str, str] = {}
+
+    def top(name: str) -> str:
+        while (higher := above.get(name, name)) != name:
+            above[name] = above.get(higher, higher)
+            name = above[name]
+        return name
+
+    for pair in alike:
+        first, second = sorted(top(own(case)) for case in pair)
+        above[second] = first
+    return lambda case: top(own(case))
 
 
 def repository_of(case: str) -> str:
