@@ -112,6 +112,36 @@ def learnt(renderer: ChatRenderer, out: Path) -> Iterator[tuple[str, str]]:
             yield from ((side, turn.partition(".")[0]) for turn in text.split("Turn ")[1:])
 
 
+def test_real_rollouts_that_were_resumed_repeat_all_but_what_is_new(
+    shared_trajectories: Path, model_dir: Path, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for file in (shared_trajectories / "codex-rollout").glob("*.jsonl"):
+        lines = file.read_text().splitlines()
+        is_new = '"payload"' in lines[0]
+        header = json.loads(lines[0])
+        (header["payload"] if is_new else header)["id"] = "resumed"
+        added = [line["payload"] for line in codex_turn("new")]
+        more = [{"type": "response_item", "payload": item} if is_new else item for item in added]
+        goes_on = codex_session("", "Go on.", [])[1]
+        more.insert(0, goes_on if is_new else goes_on["payload"])
+        (logs / file.name).write_text("\n".join(lines) + "\n")
+        (logs / f"resumed-{file.name}").write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+        with (logs / f"resumed-{file.name}").open("a") as end:
+            end.writelines(json.dumps(line) + "\n" for line in more)
+    (tmp_path / "ingest").mkdir()
+    figures = ingest(load_config(assignments=[f"ingest.path={logs}"]), {}, tmp_path / "ingest")
+    given_pair = {"prompt": "Ask.", "chosen": "Yes.", "rejected": "No."}
+    (tmp_path / "given.jsonl").write_text(json.dumps(given_pair) + "\n")
+    miner = ["datasets.preference.miners=[given]", f"datasets.preference.given={tmp_path / 'given.jsonl'}"]
+    build(tmp_path / "ingest", model_dir, tmp_path / "out", *miner, "datasets.split.held_out=0")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["repeated_turns"] == {"codex-rollout": 35 + 3}
+    made = report["sft_samples"] + report["dropped_samples"].get("too long", 0)
+    assert made == figures["turns"] - (35 + 3) == 36 + 4
+
+
 @pytest.mark.parametrize("style", ["blocks", "native"])
 def test_each_turn_of_resumed_and_forked_sessions_is_learnt_once_in_any_order_of_files(
     style: str, corpora: list[Path], model_dir: Path, tmp_path: Path, renderer: ChatRenderer

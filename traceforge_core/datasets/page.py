@@ -61,7 +61,7 @@ def write_data_page(run_path: Path, out_file: Path) -> Path:
         "LENGTHS": "".join(_histograms(folder, settings)),
         "DROPPED": _bars("SFT samples", datasets["dropped_samples"], none="No sample was dropped.")
         + _bars("Pairs", datasets["dropped_pairs"], none="No pair was dropped.")
-        + _bars("Turns learnt in another trajectory", datasets["repeated_turns"], none="No turn is in two."),
+        + _bars("Turns learnt in another trajectory", datasets.get("repeated_turns", {}), none="No turn is in two."),
         "SPLIT": _split(datasets),
         "DATA": _embedded({"samples": _samples(folder, renderer), "pairs": _pairs(folder, renderer)}),
     }

@@ -15,7 +15,8 @@ as the ones in which they differ. `datasets.sft.repeated_turns=every` keeps that
 The turn stays in the history of those that follow it; the trajectory that learns it is the one with the most turns,
 whatever the order of the files, so that what is only the beginning of another is not needed at all.
 
-In memory: 8 bytes a turn for its key and 1 for the answer, and while shared turns are sorted some 50 for each of them.
+In memory: 8 bytes a turn for its key and 1 for the answer, and 75 for each shared turn while they are sorted (180 MiB
+and two seconds for five million turns, half of them shared).
 Two different turns have one key with a probability of n² / 2⁶⁵: for ten million turns, one in 370,000.
 """
 
