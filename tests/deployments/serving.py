@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -91,8 +92,3 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

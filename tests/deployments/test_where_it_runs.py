@@ -23,7 +23,8 @@ import psutil
 import pytest
 
 from tests.deployments.browser import CHROMIUM, Browser
-from tests.deployments.serving import free_port, post, processes_of, serving, wait_for
+from tests.deployments.serving import post, processes_of, serving, wait_for
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 PASSWORD = "planted-database-password"
@@ -204,8 +205,8 @@ def test_a_worker_elsewhere_needs_only_the_address(site: Site, tmp_path: Path) -
             local.resume()
             remote.terminate()
             remote.wait(timeout=60)
-    told = site.post("logs/filter", logs={"flow_run_id": {"any_": [flow_run]}})
-    assert any("remote-box" in line["message"] for line in told)
+    wanted = {"flow_run_id": {"any_": [flow_run]}}
+    wait_for(lambda: any("remote-box" in line["message"] for line in site.post("logs/filter", logs=wanted)))
     names = {each["name"] for each in site.post("work_pools/traceforge/workers/filter")}
     assert {"remote-box", socket.gethostname()} <= names
 
@@ -215,6 +216,6 @@ def test_killing_make_serve_leaves_no_server_and_no_worker(site: Site) -> None:
     before = site.processes()
     assert {"server", "worker"} <= {word for process in before for word in process.cmdline()}
     site.process.kill()
-    wait_for(lambda: site.processes() == [], seconds=15)
+    wait_for(lambda: site.processes() == [], seconds=30)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{site.url}/api/health", timeout=5)

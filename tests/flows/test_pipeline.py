@@ -39,9 +39,18 @@ def flow_run_of(run: Run) -> UUID:
 
 
 def task_states(run: Run) -> dict[str, str]:
+    """How the tasks of the run's last flow run ended. They reach the server as events, in the background: some time
+    after the flow's own end, which the summary of stages tells."""
+    begun = {stage for stage, noted in last_session(run)["stages"].items() if noted["status"] != "running"}
+    wanted = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_of(run)]))
+    deadline = time.monotonic() + 60
     with get_client(sync_client=True) as client:
-        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_of(run)])))
-        return {task.name: task.state.name for task in runs if task.state}
+        while True:
+            states = {task.name: task.state for task in client.read_task_runs(flow_run_filter=wanted) if task.state}
+            ended = begun <= set(states) and all(state.is_final() for state in states.values())
+            if ended or time.monotonic() > deadline:
+                return {name: state.name for name, state in states.items()}
+            time.sleep(0.2)
 
 
 def artifacts(run: Run) -> dict[str, str]:

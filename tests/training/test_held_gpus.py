@@ -62,11 +62,13 @@ def test_a_second_run_waits_and_a_killed_process_gives_its_card_back(
     waiting = threading.Thread(target=wait)
     with caplog.at_level(logging.INFO, logger="traceforge_core"):
         waiting.start()
-        time.sleep(0.3)
+        deadline = time.monotonic() + 30
+        while "is being used" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.02)
     assert not got and f"GPU GPU-b is being used by a run of process {other.pid}" in caplog.text
     killed = time.monotonic()
     other.kill()
-    waiting.join(timeout=10)
+    waiting.join(timeout=60)
     assert got and got[0] >= killed
 
 

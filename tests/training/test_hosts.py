@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.ports import free_port
 from traceforge_core.config import RunConfig, load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import hash_adapter
@@ -92,11 +92,6 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             ip("netns", "del", each)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_two_hosts_train_what_one_does_and_neither_outlives_the_other(
     two_hosts: tuple[Host, Host], inputs: dict[str, Path], configure: Configure, tmp_path: Path
@@ -120,7 +115,7 @@ def test_two_hosts_train_what_one_does_and_neither_outlives_the_other(
 
     told = train_on(first, second, endless, inputs, tmp_path / "endless", at_first_step=kill_second, fails=True)
     assert "branch_parallel: torchrun, one of 2 hosts, ended with exit status 1" in told
-    _, left = psutil.wait_procs(seen, timeout=15)
+    _, left = psutil.wait_procs(seen, timeout=30)
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
