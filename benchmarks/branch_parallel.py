@@ -14,7 +14,8 @@ Sections:
 Every figure is that of a training stage in its own worker processes, read from its step log; the first step (warm-up,
 compilation) is left out. Qwen3-8B is built from its shape with random weights: nothing is downloaded. Pairs are random
 tokens: 95% prompt, 5% completion. Results: OUT/branch_parallel.jsonl as they come, OUT/branch_parallel.md at the end.
-What cannot run here is said and skipped.
+What cannot run here is said and skipped. With one GPU both workers of Branch-Parallel share it in the sections parity
+and cap: that shows what they compute and what each takes of memory, not how fast two GPUs would be.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=SHAPES, default="qwen3-8b", help="model of parity16, speed and cap")
     parser.add_argument("--small", choices=SHAPES, help="model of parity32; default: small, or tiny with --model tiny")
     parser.add_argument("--backends", type=listed, default=["transformers", "unsloth"])
+    parser.add_argument("--rows", default="", help="of the section speed: only rows whose name has this in it")
     parser.add_argument("--transports", type=listed, default=["nccl", "gloo"])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--steps", type=int, default=4, help="optimizer steps of a measurement, warm-up included")
@@ -94,6 +96,7 @@ class Bench:
         self.gpus = visible_gpus() if options.device == "cuda" else []
         self.measured = Measured(options.out / "branch_parallel.jsonl", key=("section", "name", "length"))
         self.runs = 0
+        self.one_gpu = len(self.gpus) == 1
         if options.device == "cuda":
             say(f"{len(self.gpus)} GPUs can be used")
 
@@ -112,6 +115,8 @@ class Bench:
     def speed(self) -> None:
         for length in self.lengths(8192, 32_768, 81_920):
             for name, job in self.speed_jobs(length):
+                if self.options.rows not in name:
+                    continue
                 self.measure("speed", name, length, job)
 
     def cap(self) -> None:
@@ -120,7 +125,8 @@ class Bench:
         with self.monitored():
             for backend in self.backends():
                 job = self.job("branch_parallel", self.options.model, length, model__backend=backend)
-                name = f"branch_parallel, {backend}, {self.options.cap:g} GiB a GPU"
+                share = "worker, both on one GPU" if self.one_gpu else "GPU"
+                name = f"branch_parallel, {backend}, {self.options.cap:g} GiB a {share}"
                 self.measure("cap", name, length, changed(job, trainer=CAPPED))
 
     def speed_jobs(self, length: int) -> Iterator[tuple[str, Callable[[], Job]]]:
@@ -152,6 +158,8 @@ class Bench:
             out = self.options.work / "runs" / f"{self.runs:03d}-{kind}"
             shutil.rmtree(out, ignore_errors=True)
             own = {"preference__long_context": self.options.long_context} | changes
+            if self.one_gpu and changes.get("preference__transport") is None:
+                own["preference__share_gpu"] = True
             config = configuration(model, self.options.device, length, self.options.steps, **own)
             return stages.preference_job(kind, config, inputs, out)
 

@@ -40,6 +40,7 @@ BENCHMARKS = (
     Benchmark("What the comparison catches: planted faults", "benchmarks/regression.py"),
     Benchmark("Long context on one GPU", "benchmarks/long_context.py --sections branch,sft", gpus=1),
     Benchmark("Long context beside Unsloth", "benchmarks/long_context.py --sections unsloth", gpus=1),
+    Benchmark("The whole flow with Qwen3-8B in NF4", "benchmarks/whole_flow.py --backends transformers", gpus=1),
     Benchmark("Branch-Parallel against TRL on two GPUs", "benchmarks/branch_parallel.py", gpus=2),
     Benchmark("Pairs an hour on 2, 4 and 8 GPUs", "benchmarks/scaling.py", gpus=2),
     Benchmark(

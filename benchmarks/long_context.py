@@ -36,7 +36,7 @@ SECTIONS: dict[str, tuple[Callable[[], None], int]] = {
     "sft": (section_sft, 200),
     "unsloth": (section_unsloth, 280),
     "long": (section_long, 150),
-    "long-whole": (section_long_whole, 420),
+    "long-whole": (section_long_whole, 560),
 }
 
 

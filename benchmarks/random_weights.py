@@ -62,8 +62,8 @@ def built_model(name: str, folder: Path, device: str) -> Path:
 
 
 def configuration(name: str, device: str, tokens: int, steps: int, **changes: Any) -> RunConfig:
-    """Training of that model on branches of `tokens` tokens: nothing is decayed, saved or checked on the way, so that
-    every step takes the same work. `changes` are `section__field=value`."""
+    """Training of that model on branches of `tokens` tokens: a pair a step and worker, and nothing is decayed, saved or
+    checked on the way, so that every step takes the same work. `changes` are `section__field=value`."""
     big = name == BIG
     values = {
         "model__device": device,
@@ -72,6 +72,7 @@ def configuration(name: str, device: str, tokens: int, steps: int, **changes: An
         "model__backend": "transformers",
         "datasets__preference__max_length": tokens,
         "preference__max_steps": steps,
+        "preference__gradient_accumulation": 1,
         "preference__schedule": "constant",
         "preference__learning_rate": 1e-5,
         "preference__checkpoint_steps": 1000,
