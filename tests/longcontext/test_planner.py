@@ -18,26 +18,27 @@ from traceforge_core.longcontext.planner import choose_strategy, longest_prompt
 
 QWEN3_8B = Dimensions(36, 4096, 32, 8, 128, 12_288, 151_936, tied_head=False)
 H200 = Setup(gpu_gib=24, optimizer_bytes=0)
-# kind, prompt, completion, settings, measured GiB, measured seconds; Qwen3-8B NF4, r=16, tile 2048, 4 groups
-MEASURED: list[tuple[Any, int, int, dict[str, Any], float, float]] = [
+# kind, prompt, completion, settings, measured GiB, measured seconds; Qwen3-8B NF4, r=16
+MEASURED: list[tuple[Any, int, int, dict[str, Any], float, float | None]] = [
     ("branch_parallel", 77_824, 4_096, {}, 11.25, 22.44),
     ("shared_prefix", 77_824, 4_096, {}, 11.72, 24.58),
     ("branch_parallel", 28_672, 4_096, {}, 8.522, 5.098),
     ("shared_prefix", 28_672, 4_096, {}, 8.844, 6.117),
     ("branch_parallel", 12_288, 4_096, {}, 7.612, 1.961),
     ("shared_prefix", 12_288, 4_096, {}, 7.888, 2.637),
-    ("sft", 0, 32_768, {"optimizer_bytes": 2}, 8.993, 5.53),
-    ("shared_prefix", 253_952, 4_096, {}, 21.74, 196.7),
+    ("sft", 0, 32_768, {"optimizer_bytes": 2}, 8.743, 5.595),
+    ("shared_prefix", 253_952, 4_096, {"groups": 4, "tile": 2048}, 21.74, 196.7),
+    ("shared_prefix", 253_952, 4_096, {}, 19.96, None),  # under a cap of 24 GiB the layers chose 8 groups
 ]
 
 
 @pytest.mark.parametrize(("kind", "prompt", "completion", "settings", "gib", "seconds"), MEASURED)
 def test_peaks_and_times_are_within_a_tenth_of_the_measured(
-    kind: Any, prompt: int, completion: int, settings: dict[str, Any], gib: float, seconds: float
+    kind: Any, prompt: int, completion: int, settings: dict[str, Any], gib: float, seconds: float | None
 ) -> None:
     estimate = estimate_work(QWEN3_8B, Work(kind, prompt, completion), replace(H200, **settings))
     assert estimate.peak / GIB == pytest.approx(gib, rel=0.05)
-    assert estimate.seconds == pytest.approx(seconds, rel=0.1)
+    assert seconds is None or estimate.seconds == pytest.approx(seconds, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +62,10 @@ def test_tiles_and_head_groups_move_the_peak_as_measured_on_four_layers(groups: 
 def test_the_longest_prompt_fits_and_the_next_does_not() -> None:
     found = longest_prompt(QWEN3_8B, H200, "shared_prefix", 4_096)
     assert found is not None and found.fits(H200)
-    lean = replace(H200, groups=8, tile=1024)
     longer = Work("shared_prefix", found.work.prompt + 512, 4_096)
-    assert not estimate_work(QWEN3_8B, longer, lean).fits(lean)
+    assert not estimate_work(QWEN3_8B, longer, H200).fits(H200)
+    roomy = replace(H200, groups=4, tile=2048)
+    assert not estimate_work(QWEN3_8B, found.work, roomy).fits(roomy), "smaller tiles and more groups come first"
     little_host = replace(H200, host_gib=30)
     shorter = longest_prompt(QWEN3_8B, little_host, "shared_prefix", 4_096)
     assert shorter is not None and shorter.host <= 30 * GIB and shorter.work.prompt < found.work.prompt
@@ -82,7 +84,7 @@ def test_the_strategy_follows_from_length_gpus_and_memory() -> None:
     assert choose_strategy(QWEN3_8B, H200, 77_824, 4_096, gpus=1) == ("shared_prefix", "one GPU does both branches")
     kind, why = choose_strategy(QWEN3_8B, H200, 77_824, 4_096, gpus=2)
     assert kind == "shared_prefix" and "0.5" in why
-    narrow = replace(H200, gpu_gib=11.5 / USABLE)
+    narrow = replace(H200, gpu_gib=10.7 / USABLE)
     assert choose_strategy(QWEN3_8B, narrow, 77_824, 4_096, gpus=2)[0] == "branch_parallel"
     with pytest.raises(TraceForgeError, match=r"need .* GiB of GPU memory.*max_length="):
         choose_strategy(QWEN3_8B, replace(H200, gpu_gib=10), 77_824, 4_096, gpus=2)

@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from traceforge_core.longcontext.memory import NF4_BYTES, Dimensions, sequence_bytes, tile_bytes
+from traceforge_core.longcontext.memory import NF4_BYTES, SCRATCH, Dimensions, choose_tiles, sequence_bytes, tile_bytes
 
 GIB = 2**30
-SCRATCH = 8.0  # bytes a number of q: dq in float32, dk and dv for every query head in bf16
 USABLE = 0.92  # of a GPU's memory; the rest goes to the CUDA context and to the allocator's fragmentation
 Kind = Literal["sft", "branch_parallel", "shared_prefix"]
 
@@ -67,7 +66,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The machine and the settings that matter. weight_bytes: a number of a base layer. targets: LoRA's, None: all."""
+    """The machine and the settings that matter. weight_bytes: a number of a base layer. targets: LoRA's, None: all.
+    tile, groups: None for what the layers choose on a GPU of this size."""
 
     gpu_gib: float
     host_gib: float | None = None
@@ -76,8 +76,8 @@ class Setup:
     rank: int = 16
     targets: tuple[str, ...] | None = None
     optimizer_bytes: float = 8
-    tile: int = 2048
-    groups: int = 4
+    tile: int | None = None
+    groups: int | None = None
     recompute: Literal["attention", "none"] = "attention"
     inputs_on_device: int = 0
     chunk: int = 1024
@@ -107,8 +107,11 @@ def estimate_work(dims: Dimensions, work: Work, setup: Setup) -> Estimate:
     tokens, width = work.tokens, setup.width
     blocks = 3 if work.kind == "shared_prefix" else 1
     parts = _held(dims, setup)
-    layer = sequence_bytes(dims, tokens, setup.groups, setup.rank, width, blocks, SCRATCH)
-    layer["tiles"] = tile_bytes(dims, setup.tile, setup.rank, width)
+    residual = float(width * tokens * dims.hidden)  # is there already when the layers choose
+    free = setup.gpu_gib * GIB - sum(parts.values()) - residual
+    tile, groups, _ = choose_tiles(dims, tokens, width, blocks, free, setup.tile, setup.groups)
+    layer = sequence_bytes(dims, tokens, groups, setup.rank, width, blocks, SCRATCH)
+    layer["tiles"] = tile_bytes(dims, tile, setup.rank, width)
     # The head works while only the residual and the kept rows exist; below its need the layers' is the peak.
     rows = min(setup.chunk, work.kept)
     head = rows * dims.vocabulary * (2 * width + 8) + 4.0 * width * work.kept * dims.hidden
@@ -117,9 +120,8 @@ def estimate_work(dims: Dimensions, work: Work, setup: Setup) -> Estimate:
     else:
         layer["kept rows"] = 2.0 * width * work.kept * dims.hidden
     parts |= layer
-    one_input = float(width * tokens * dims.hidden)
-    parts["inputs on the GPU"] = setup.inputs_on_device * one_input
-    host = (dims.layers - setup.inputs_on_device) * one_input
+    parts["inputs on the GPU"] = setup.inputs_on_device * residual  # a layer's input is as large
+    host = (dims.layers - setup.inputs_on_device) * residual
     if setup.recompute == "none":
         host += dims.layers * tokens * (width * dims.q + 4.0 * dims.heads)
     return Estimate(work, parts, host, _seconds(dims, work, setup))

@@ -22,21 +22,17 @@ from traceforge_core.paths import written
 
 
 def longest_prompt(dims: Dimensions, setup: Setup, kind: Kind, completion: int) -> Estimate | None:
-    """The longest prompt, in steps of 512 tokens, whose work with this completion fits; None where none does.
-
-    Head groups and tile shrink as far as they can before a length is given up, as the layers themselves do.
-    """
-    lean = replace(setup, groups=dims.kv_heads, tile=min(setup.tile, 1024))
+    """The longest prompt, in steps of 512 tokens, whose work with this completion fits; None where none does."""
     low, high = 0, 1 << 14  # in steps of 512 tokens
-    if not estimate_work(dims, Work(kind, 512, completion), lean).fits(lean):
+    if not estimate_work(dims, Work(kind, 512, completion), setup).fits(setup):
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        if estimate_work(dims, Work(kind, 512 * middle, completion), lean).fits(lean):
+        if estimate_work(dims, Work(kind, 512 * middle, completion), setup).fits(setup):
             low = middle
         else:
             high = middle
-    return estimate_work(dims, Work(kind, 512 * max(low, 1), completion), lean)
+    return estimate_work(dims, Work(kind, 512 * max(low, 1), completion), setup)
 
 
 def read_dimensions(model: str) -> Dimensions:
@@ -75,8 +71,8 @@ def setup_of(config: RunConfig, gpu_gib: float, host_gib: float | None, device_n
         rank=model.lora.r,
         targets=tuple(model.lora.targets),
         optimizer_bytes=2 if config.preference.optimizer == "adamw_8bit" else 8,
-        tile=section.tile or 2048,
-        groups=section.head_groups or 4,
+        tile=section.tile,
+        groups=section.head_groups,
         recompute=section.recompute,
         inputs_on_device=section.inputs_on_device,
         chunk=section.logprob_chunk,
@@ -117,8 +113,8 @@ def refusal(dims: Dimensions, setup: Setup, estimate: Estimate) -> str:
     ways = []
     if setup.weight_bytes > 1 and estimate_work(dims, work, replace(setup, weight_bytes=NF4_BYTES)).fits(setup):
         ways.append("model.quantization=nf4")
-    if estimate_work(dims, work, replace(setup, groups=dims.kv_heads, tile=1024)).fits(setup):
-        ways.append(f"long_context.head_groups={dims.kv_heads} long_context.tile=1024")
+    if estimate_work(dims, work, replace(setup, groups=None, tile=None)).fits(setup):
+        ways.append("long_context.head_groups=null long_context.tile=null (chosen by the free memory)")
     longest = longest_prompt(dims, setup, work.kind, work.completion)
     if longest is not None:
         total = longest.work.prompt + work.completion

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -32,7 +31,6 @@ def require_fit(job: Job) -> None:
     if job.device != "cuda" or job.kind not in ("sft", "branch_parallel", "shared_prefix"):
         return
     work = longest_work(job)
-    long_context = job.config.long_context
     dims = dimensions(job.model_dir)
     gpus = usable_gpus(read_gpus()[0])
     if not is_tiled(job, work) or dims is None or not gpus:
@@ -44,10 +42,8 @@ def require_fit(job: Job) -> None:
         "The longest sample (%d + %d tokens) is planned to take %.1f GiB of GPU and %.1f GiB of host memory.",
         work.prompt, work.completion, estimate.peak / GIB, estimate.host / GIB,
     )  # fmt: skip
-    # The layers choose smaller tiles by themselves where none are set, so those decide.
-    lean = replace(setup, groups=long_context.head_groups or dims.kv_heads, tile=long_context.tile or 1024)
-    if not estimate_work(dims, work, lean).fits(lean):
-        raise TraceForgeError(refusal(dims, lean, estimate))
+    if not estimate.fits(setup):
+        raise TraceForgeError(refusal(dims, setup, estimate))
 
 
 def is_tiled(job: Job, work: Work) -> bool:

@@ -8,6 +8,7 @@ savers    ["comparison.oracle_max_length=4096 (compare on cut pairs)", ...], the
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
 
 from traceforge_core.longcontext.estimate import GIB, Work, estimate_work, untiled_parts
@@ -48,7 +49,7 @@ def _planned(job: Job) -> tuple[Work, dict[str, float], Dimensions]:
     if job.cut_to is not None and work.tokens > job.cut_to:
         completion = min(work.completion, job.cut_to)
         work = replace(work, prompt=job.cut_to - completion, completion=completion)
-    setup = setup_of(job.config, gpu_gib=0, host_gib=None)
+    setup = setup_of(job.config, gpu_gib=math.inf, host_gib=None)
     if is_tiled(job, work):
         return work, estimate_work(dims, work, setup).parts, dims
     branches = 2 if job.kind == "oracle" else 1
