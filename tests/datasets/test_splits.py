@@ -68,3 +68,13 @@ def test_cases_that_are_alike_come_to_one_side_whatever_the_order_of_the_pairs()
 )
 def test_the_repository_is_read_out_of_usual_case_names(case: str, repository: str) -> None:
     assert repository_of(case) == repository
+
+
+def test_where_nothing_can_be_held_out_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    side = split_cases(["a", "b", "c"], SplitConfig(held_out=0.3), alike=[("a", "b"), ("b", "c")])
+    assert {side(case) for case in "abc"} == {"train"}
+    assert "Nothing is held out: all 3 cases have turns in common, so they lie on one side." in caplog.text
+    caplog.clear()
+    split_cases(["a", "b"], SplitConfig(held_out=0.3))
+    split_cases(["a"], SplitConfig(held_out=0.3))
+    assert not caplog.text

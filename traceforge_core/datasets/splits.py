@@ -6,11 +6,14 @@ side = split_cases(cases, config.datasets.split)     # side("django__django-1181
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Iterable
 from typing import Literal
 
 from traceforge_core.config import SplitConfig
+
+logger = logging.getLogger(__name__)
 
 Side = Literal["train", "held_out"]
 SIDES: tuple[Side, Side] = ("train", "held_out")
@@ -23,14 +26,19 @@ def split_cases(
     cases of each pair in `alike` come to one side, with whatever else is alike to one of them.
 
     Groups (cases, or repositories where `by` says so) are ranked by a hash of seed and name and the first
-    `held_out` share of them, rounded, is held out: at least one where there are two, and never all.
+    `held_out` share of them, rounded, is held out: at least one where there are two, and never all. Warns where several
+    cases are one group, so that none can be held out.
     """
     group_of = grouping(config, alike)
-    groups = {group_of(case) for case in cases}
+    named = set(cases)
+    groups = {group_of(case) for case in named}
     count = round(config.held_out * len(groups))
     if config.held_out > 0 and len(groups) > 1:
         count = max(count, 1)
     count = min(count, max(len(groups) - 1, 0))
+    if config.held_out > 0 and len(groups) == 1 < len(named):
+        why = "are of one repository" if config.by == "repository" else "have turns in common"
+        logger.warning("Nothing is held out: all %d cases %s, so they lie on one side.", len(named), why)
     ranked = sorted(groups, key=lambda group: (_rank(group, config.seed), group))
     held_out = set(ranked[:count])
     return lambda case: "held_out" if group_of(case) in held_out else "train"
