@@ -1,6 +1,6 @@
 """Pages that are made from the code while the site is built (a MkDocs hook; see mkdocs.yml): nothing to keep in step.
 
-reference/configuration.md     every field, from traceforge_core/config.py
+reference/configuration.md     every field, from traceforge_core/config/
 reference/command-line.md      every command, from flows/cli/
 reference/presets.md           every preset, as it is shipped
 contributing.md                CONTRIBUTING.md of the repository

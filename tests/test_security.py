@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from traceforge_core import settings_yaml
-from traceforge_core.config import RunConfig
+from traceforge_core.config import RunConfig, settings_yaml
 from traceforge_core.runs import Run
 from traceforge_core.stages import STAGES
 
