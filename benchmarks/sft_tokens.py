@@ -24,7 +24,8 @@ from typing import Any
 from traceforge_core.config import SftDataConfig, load_config
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.sft import sft_samples
-from traceforge_core.modeling.chat import ChatRenderer, choose_chat_template
+from traceforge_core.modeling.chat import ChatRenderer
+from traceforge_core.modeling.template_choice import choose_chat_template
 from traceforge_core.trajectories.ingest import ingest
 from traceforge_core.trajectories.model import Trajectory
 

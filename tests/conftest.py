@@ -25,8 +25,8 @@ def shared_trajectories() -> Path:
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> Callable[..., Any]:
-    """Makes a byte-level BPE tokenizer with Qwen's pre-tokenisation, trained on this project's own source, with the
-    given chat template and control tokens; the first token ends a turn, the last pads."""
+    """Makes a byte-level BPE tokenizer with Qwen's pre-tokenisation, trained on the shipped samples, with the given
+    chat template and control tokens; the first token ends a turn, the last pads."""
     from tokenizers import Tokenizer, trainers
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -36,8 +36,9 @@ def make_tokenizer() -> Callable[..., Any]:
     learner = Tokenizer(BPE())
     learner.normalizer, learner.pre_tokenizer = frame.normalizer, frame.pre_tokenizer
     trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False)
-    sources = sorted((REPOSITORY / "traceforge_core").glob("*.py"))
-    learner.train_from_iterator([source.read_text(encoding="utf-8") for source in sources], trainer)
+    samples = sorted((REPOSITORY / "traceforge_core" / "samples" / "data").rglob("*.traj.json"))
+    messages = [message for sample in samples for message in json.loads(sample.read_text(encoding="utf-8"))["messages"]]
+    learner.train_from_iterator([message.get("content") or "" for message in messages], trainer)
     learned = json.loads(learner.to_str())["model"]
     merges = [tuple(merge) for merge in learned["merges"]]
 
@@ -56,7 +57,7 @@ def make_tokenizer() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def chat_tokenizer(make_tokenizer: Callable[..., Any]) -> Any:
     """The test tokenizer with TraceForge's ChatML template."""
-    from traceforge_core.modeling.chat import own_template
+    from traceforge_core.modeling.template_choice import own_template
 
     return make_tokenizer(own_template("chatml"), "<|im_end|>", "<|im_start|>", "<|endoftext|>")
 

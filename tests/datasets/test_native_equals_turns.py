@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from traceforge_core.config import SftDataConfig
-from traceforge_core.datasets.sft import IGNORED, sft_samples
+from traceforge_core.datasets.sample import IGNORED
+from traceforge_core.datasets.sft import sft_samples
 from traceforge_core.modeling.chat import ChatRenderer
 from traceforge_core.modeling.tiny import tiny_model
 from traceforge_core.trajectories.model import Message, Trajectory

@@ -19,7 +19,7 @@ from traceforge_core.datasets.messages import messages_from_json
 from traceforge_core.datasets.pairs import Surveyed, outcome_candidates, recovery_candidates, survey
 from traceforge_core.datasets.preference import PreferencePair, preference_pairs
 from traceforge_core.datasets.repeats import turn_keys
-from traceforge_core.datasets.sft import learnable_turns
+from traceforge_core.datasets.sample import learnable_turns
 from traceforge_core.modeling.chat import ChatRenderer
 from traceforge_core.trajectories.model import Message, Trajectory
 

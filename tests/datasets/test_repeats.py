@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.datasets.test_sft_jobs import build, small_jobs  # noqa: F401
 from traceforge_core.config import load_config
 from traceforge_core.datasets.repeats import TurnKeys, turn_keys
-from traceforge_core.datasets.sft import IGNORED, learnable_turns
+from traceforge_core.datasets.sample import IGNORED, learnable_turns
 from traceforge_core.modeling.chat import ChatRenderer
 from traceforge_core.trajectories.ingest import ingest
 from traceforge_core.trajectories.model import Trajectory

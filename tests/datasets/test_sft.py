@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from traceforge_core.config import SftDataConfig
-from traceforge_core.datasets.sft import IGNORED, SftSample, sft_samples
-from traceforge_core.modeling.chat import ChatRenderer, own_template
+from traceforge_core.datasets.sample import IGNORED, SftSample
+from traceforge_core.datasets.sft import sft_samples
+from traceforge_core.modeling.chat import ChatRenderer
+from traceforge_core.modeling.template_choice import own_template
 from traceforge_core.trajectories.model import Action, Message, Trajectory
 
 Make = Callable[..., Trajectory]

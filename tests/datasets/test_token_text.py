@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -22,9 +23,9 @@ def test_the_texts_joined_are_the_text(renderer: ChatRenderer, parts: list[tuple
         ids += piece
         learned += [is_learned] * len(piece)
     shown = stretches(renderer.tokenizer, ids, learned)
-    assert "".join("".join(s["learned"]) if "learned" in s else s["read"] for s in shown) == "".join(
-        t for t, _ in parts
-    )
+    # Qwen's tokenizer brings text into Unicode's composed form (NFC) first: some rare characters become others.
+    written = "".join(unicodedata.normalize("NFC", text) for text, _ in parts)
+    assert "".join("".join(s["learned"]) if "learned" in s else s["read"] for s in shown) == written
     assert ["learned" in s for s in shown] == [
         flag for i, flag in enumerate(learned) if i == 0 or learned[i - 1] != flag
     ]

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.modeling.chat import ChatRenderer, choose_chat_template, load_renderer, own_template
+from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 from traceforge_core.modeling.messages import RenderingError, check_nothing_lost
 from traceforge_core.modeling.template_check import template_losses
+from traceforge_core.modeling.template_choice import choose_chat_template, own_template
 from traceforge_core.trajectories.model import Action, Message
 
 TEMPLATES = Path(__file__).with_name("templates")

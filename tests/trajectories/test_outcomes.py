@@ -10,7 +10,8 @@ import pytest
 
 from tests.trajectories.make import chat_row, mini_v2
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.trajectories.outcomes import Claim, Outcomes, claims_in, is_infrastructure
+from traceforge_core.trajectories.outcome_files import Claim, claims_in, is_infrastructure
+from traceforge_core.trajectories.outcomes import Outcomes
 
 FLAT = {"resolved": True, "patch_successfully_applied": True, "tests_status": {}}
 

@@ -36,8 +36,9 @@ from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, SFT_SCHEMA, RowW
 from traceforge_core.datasets.preference import preference_pairs
 from traceforge_core.datasets.repeats import Repeats, TurnKeys, turn_keys
 from traceforge_core.datasets.report import DatasetReport
+from traceforge_core.datasets.sample import learnable_turns
 from traceforge_core.datasets.sampled import sampled_candidates
-from traceforge_core.datasets.sft import candidate_turns, learnable_turns
+from traceforge_core.datasets.sft import candidate_turns
 from traceforge_core.datasets.sft_jobs import Made, SampleJob, make_parts, plan
 from traceforge_core.datasets.splits import SIDES, Side, split_cases
 from traceforge_core.errors import TraceForgeError, page

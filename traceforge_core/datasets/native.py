@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from traceforge_core.config import SftDataConfig
 from traceforge_core.datasets.budget import fit_history, left_out_marker
+from traceforge_core.datasets.sample import WHOLE_TRAJECTORY, SftSample, learnable_turns
 from traceforge_core.modeling.chat import ChatRenderer, Encoded, Ids
 from traceforge_core.modeling.messages import RenderingError
 from traceforge_core.trajectories.model import Message, Trajectory
@@ -107,3 +109,37 @@ def _without_middle(messages: list[Message], head: int, trimmed: int) -> list[Me
 
 def _note_length(renderer: ChatRenderer, count: int) -> int:
     return len(renderer.tokens(["\n\n" + left_out_marker(count)])[0])
+
+
+def native_samples(
+    trajectory: Trajectory, renderer: ChatRenderer, config: SftDataConfig, dropped: Counter[str]
+) -> Iterator[SftSample]:
+    learnable = learnable_turns(trajectory)
+    for window in windows(trajectory, learnable, renderer, config.max_length, dropped):
+        whole = window.last == learnable[-1]
+        identity = trajectory.trajectory_id if whole else f"{trajectory.trajectory_id}#to-{window.last}"
+        yield _native_sample(trajectory, identity, window.encoded, window.trimmed, config)
+
+
+def _native_sample(
+    trajectory: Trajectory, identity: str, encoded: Encoded, trimmed: int, config: SftDataConfig
+) -> SftSample:
+    pieces: list[Ids] = []
+    learned: list[bool] = []
+    position = 0
+    for turn in encoded.turns:
+        pieces += [encoded.input_ids[position : turn.start], encoded.input_ids[turn.start : turn.end]]
+        learned += [config.loss_on == "everything", bool(encoded.assistant_mask[turn.start])]
+        position = turn.end
+    border = encoded.turns[0].text_start
+    return SftSample(
+        sample_id=identity,
+        case=trajectory.case,
+        trajectory_id=trajectory.trajectory_id,
+        turn=WHOLE_TRAJECTORY,
+        prompt=encoded.text[:border],
+        completion=encoded.text[border : encoded.turns[-1].text_end],
+        pieces=pieces,
+        learned=learned,
+        trimmed_messages=trimmed,
+    )

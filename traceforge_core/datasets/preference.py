@@ -22,7 +22,7 @@ import numpy as np
 from traceforge_core.config import PreferenceDataConfig
 from traceforge_core.datasets.messages import messages_to_json
 from traceforge_core.datasets.pairs import Branch, Candidate
-from traceforge_core.datasets.sft import is_learnable
+from traceforge_core.datasets.sample import is_learnable
 from traceforge_core.modeling.chat import ChatRenderer, Ids
 from traceforge_core.modeling.messages import RenderingError
 from traceforge_core.trajectories.model import Message

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from traceforge_core.datasets.sft import is_learnable
+from traceforge_core.datasets.sample import is_learnable
 from traceforge_core.trajectories.model import Action, Message
 
 STATED_CODES = (

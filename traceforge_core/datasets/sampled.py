@@ -34,7 +34,7 @@ from traceforge_core.datasets.budget import spread
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.pairs import Branch, Candidate, size_of
 from traceforge_core.datasets.recovery import recoveries, turn_verdicts
-from traceforge_core.datasets.sft import is_learnable
+from traceforge_core.datasets.sample import is_learnable
 from traceforge_core.modeling.chat import ChatRenderer
 from traceforge_core.modeling.messages import RenderingError, called_actions
 from traceforge_core.trajectories.model import Message, Trajectory

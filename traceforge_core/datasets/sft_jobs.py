@@ -26,9 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from traceforge_core.config import DatasetsConfig, SftDataConfig
+from traceforge_core.datasets.block_samples import VERIFY_EVERY
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.parquet import SFT_SCHEMA, RowWriter
-from traceforge_core.datasets.sft import VERIFY_EVERY, learnable_turns, sft_samples
+from traceforge_core.datasets.sample import learnable_turns
+from traceforge_core.datasets.sft import sft_samples
 from traceforge_core.datasets.splits import SIDES, Side
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 from traceforge_core.processes.in_order import ShouldStop, in_order

@@ -73,8 +73,8 @@ def prepare_model(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) 
     _settle_padding(tokenizer, model.name)
     _check_vocabulary(tokenizer, source, model.name)
 
-    from traceforge_core.modeling.chat import choose_chat_template
     from traceforge_core.modeling.targets import check_targets
+    from traceforge_core.modeling.template_choice import choose_chat_template
 
     check_targets(
         source.load_from,

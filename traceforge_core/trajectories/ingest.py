@@ -28,6 +28,7 @@ from traceforge_core.paths import written
 from traceforge_core.runs import write_json
 from traceforge_core.runs.progress import progress
 from traceforge_core.trajectories import outcomes
+from traceforge_core.trajectories.outcome_files import read_table
 from traceforge_core.trajectories.parsing import DATA_SUFFIXES
 from traceforge_core.trajectories.report import Report
 from traceforge_core.trajectories.shards import SHARD_BYTES, ShardJob, Summary, local_processes, plan
@@ -184,7 +185,7 @@ def _collect_outcomes(corpus: Corpus, more: list[str]) -> tuple[outcomes.Outcome
         if not path.exists():
             raise TraceForgeError(f"There is no file or folder {path} (ingest.outcomes). Mend or remove the entry.")
         if path.is_file() and path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
-            table = outcomes.read_table(path)
+            table = read_table(path)
             for case, run, label in table:
                 verdicts.state(case, run, label, path.name)
             counts[path.as_posix()] = dict(Counter(label for _, _, label in table))

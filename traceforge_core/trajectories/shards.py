@@ -24,7 +24,7 @@ import orjson
 from traceforge_core.processes.in_order import in_order
 from traceforge_core.runs import write_json
 from traceforge_core.runs.progress import ProgressFile
-from traceforge_core.trajectories import outcomes
+from traceforge_core.trajectories import outcome_files, outcomes
 from traceforge_core.trajectories.coverage import Comparison, compare
 from traceforge_core.trajectories.model import Trajectory
 from traceforge_core.trajectories.reading import read_unit
@@ -191,7 +191,7 @@ def label(trajectory: Trajectory, path: str, verdicts: outcomes.Outcomes) -> tup
         trajectory.outcome = trajectory.outcome_source = None
     elif decision.label:
         trajectory.outcome, trajectory.outcome_source = decision.label, decision.source
-    infrastructure = outcomes.is_infrastructure(trajectory.exit_status) or not trajectory.turns
+    infrastructure = outcome_files.is_infrastructure(trajectory.exit_status) or not trajectory.turns
     if infrastructure:
         trajectory.outcome = trajectory.outcome_source = None
     return infrastructure, conflict

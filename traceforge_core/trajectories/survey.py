@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from traceforge_core.trajectories import outcomes
 from traceforge_core.trajectories.formats.protocol import Unreadable
+from traceforge_core.trajectories.outcome_files import HINTS, Claim, claims_in
 from traceforge_core.trajectories.parsing import DATA_SUFFIXES, PACKED_SUFFIXES, parse, read_head, read_whole
 
 SKIPPED_FOLDERS = {".git", "__pycache__", "node_modules", ".venv"}
@@ -62,7 +62,7 @@ class Corpus:
 
     root: Path
     units: list[Unit] = field(default_factory=list)
-    outcome_files: dict[str, list[outcomes.Claim]] = field(default_factory=dict)
+    outcome_files: dict[str, list[Claim]] = field(default_factory=dict)
     other_files: Counter[str] = field(default_factory=Counter)
     unreadable: list[Quarantined] = field(default_factory=list)
 
@@ -97,22 +97,22 @@ def survey(path: Path) -> Corpus:
     return corpus
 
 
-def find_outcomes(path: Path) -> dict[str, list[outcomes.Claim]]:
+def find_outcomes(path: Path) -> dict[str, list[Claim]]:
     """The outcome files at a path (a file, or a folder of them), by their full path."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     found = ((file, claims_of(file)) for file in files)
     return {file.as_posix(): claims for file, claims in found if claims is not None}
 
 
-def claims_of(file: Path) -> list[outcomes.Claim] | None:
+def claims_of(file: Path) -> list[Claim] | None:
     """What an outcome file states; None where it is none."""
     try:
         if file.stat().st_size > OUTCOME_FILE_LIMIT:
             return None
         data = read_whole(file)
         if file.parent.name == "verifier" and file.name == "reward.txt":
-            return outcomes.claims_in({"reward": float(data)})
-        return outcomes.claims_in(parse(data))
+            return claims_in({"reward": float(data)})
+        return claims_in(parse(data))
     except (Unreadable, OSError, ValueError):
         return None
 
@@ -137,7 +137,7 @@ def _is_trajectory_file(corpus: Corpus, file: Path) -> bool:
         corpus.unreadable.append(Quarantined(where, "not_a_file", _what_it_is(file)))
         return False
     head = read_head(file)
-    if any(hint in head for hint in outcomes.HINTS) or file.name == "reward.txt":
+    if any(hint in head for hint in HINTS) or file.name == "reward.txt":
         claims = claims_of(file)
         if claims is not None:
             corpus.outcome_files[label_of(os.path.relpath(file, corpus.root))] = claims

@@ -18,7 +18,7 @@ from traceforge_core.trajectories.formats.chat import chat_message, role_of
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.formats.text_actions import fenced_command, xml_functions
 from traceforge_core.trajectories.model import Message, Trajectory
-from traceforge_core.trajectories.outcomes import as_label
+from traceforge_core.trajectories.outcome_files import as_label
 
 _CASE_KEYS = ("instance_id", "case", "task_id", "task_name", "problem_id")
 _RUN_KEYS = ("run_id", "traj_id", "trajectory_id", "run")

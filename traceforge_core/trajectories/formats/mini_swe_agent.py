@@ -25,7 +25,7 @@ from traceforge_core.trajectories.formats.chat import (
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.formats.text_actions import fenced_command
 from traceforge_core.trajectories.model import Action, Message, Trajectory
-from traceforge_core.trajectories.outcomes import as_label
+from traceforge_core.trajectories.outcome_files import as_label
 
 FINAL_MARKERS = ("COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "MINI_SWE_AGENT_FINAL_OUTPUT")
 FORMAT_ERROR = "EXACTLY ONE action"

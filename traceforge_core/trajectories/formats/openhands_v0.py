@@ -14,7 +14,7 @@ from typing import Any
 from traceforge_core.trajectories.formats.chat import chat_message, dump, text_of
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.model import Action, Message, Trajectory
-from traceforge_core.trajectories.outcomes import as_label
+from traceforge_core.trajectories.outcome_files import as_label
 
 BOOKKEEPING = {"null", "agent_state_changed", "change_agent_state", "recall", "condensation", "condensation_request"}
 # Fields of an action that say how it was handled and not what the model asked for.
