@@ -51,6 +51,7 @@ def main() -> int:
             continue
         print(table(backend, told, time.monotonic() - clock), flush=True)
         keep(Path(told["path"]), options.out, backend)
+        failed += told["parity"]["verdict"] != "pass"
     return 1 if failed else 0
 
 
@@ -74,7 +75,8 @@ def model_with_tokenizer(options: argparse.Namespace) -> Path:
 
 
 def run_flow(options: argparse.Namespace, model: Path, backend: str) -> dict[str, Any] | None:
-    """`traceforge run` in a process of its own; what --json says, or None where it failed (it has said why)."""
+    """`traceforge run` in a process of its own; what --json says, also where the verdict is no pass (exit status 2).
+    None where it came to no verdict; it has said why."""
     nf4 = options.device == "cuda" and options.model == "qwen3-8b"
     settings: dict[str, Any] = {
         "model.name": model,
@@ -101,10 +103,10 @@ def run_flow(options: argparse.Namespace, model: Path, backend: str) -> dict[str
     command = [sys.executable, "-m", "flows.cli", "run", "--preset", PRESET, "--runs-dir", str(runs), "--json"]
     command += [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
+    told: dict[str, Any] = json.loads(done.stdout or "{}")
+    if not told.get("parity"):
         print(f"{backend}: traceforge run ended with {done.returncode}: {done.stdout[-2000:]}", flush=True)
         return None
-    told: dict[str, Any] = json.loads(done.stdout)
     return told
 
 

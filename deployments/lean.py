@@ -1,6 +1,7 @@
 """Prefect's command for a server or worker that runs for months: its memory stays where it is after the first runs.
 
     python -m deployments.lean server start --host 127.0.0.1
+    python -m deployments.lean worker start --pool traceforge
 
 Two things let them grow by themselves, and no setting of Prefect's says otherwise:
 

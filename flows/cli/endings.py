@@ -78,7 +78,8 @@ def unexpected(error: Exception, folder: Path | None) -> str:
         named = getattr(error, "filename", None)
         return str(full_disk(f"could not write {named or 'to it'}"))
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return f"No permission to write or read {error.filename}: {error.strerror}. Choose another folder."
+        named = error.filename or "a file"
+        return f"No permission to write or read {named}: {error.strerror}. Choose another folder."
     text = "".join(traceback.format_exception(error))
     for candidate in (folder, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):

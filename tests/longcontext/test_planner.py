@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,17 @@ def test_the_strategy_follows_from_length_gpus_and_memory() -> None:
         choose_strategy(QWEN3_8B, replace(H200, gpu_gib=10), 77_824, 4_096, gpus=2)
     with pytest.raises(TraceForgeError, match=r"model\.quantization=nf4"):
         choose_strategy(QWEN3_8B, replace(H200, gpu_gib=16, weight_bytes=2), 77_824, 4_096, gpus=2)
+
+
+def test_samples_of_sft_that_do_not_fit_are_told_the_length_of_samples_that_do() -> None:
+    narrow = replace(H200, gpu_gib=9)
+    refused = estimate_work(QWEN3_8B, Work("sft", 0, 32_768), narrow)
+    assert not refused.fits(narrow)
+    told = re.search(r"Set datasets\.sft\.max_length=(\d+) \(", planner.refusal(QWEN3_8B, narrow, refused))
+    assert told is not None
+    longest = int(told[1])
+    assert estimate_work(QWEN3_8B, Work("sft", 0, longest), narrow).fits(narrow)
+    assert not estimate_work(QWEN3_8B, Work("sft", 0, longest + 512), narrow).fits(narrow)
 
 
 def test_the_tiny_model_is_planned_without_a_hub() -> None:

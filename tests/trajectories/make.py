@@ -1,9 +1,17 @@
-"""Small trajectories in the formats that tests need again and again."""
+"""Small trajectories in the formats that tests need again and again, and the reports that lie beside them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+FLAT = {"resolved": True, "patch_successfully_applied": True, "tests_status": {}}
+"""A per-instance report of SWE-bench, without the instance's name."""
+
+
+def report(resolved: list[str] = (), unresolved: list[str] = (), **more: list[str]) -> dict[str, Any]:  # type: ignore[assignment]
+    """A run report of SWE-bench."""
+    return {"total_instances": 2, "resolved_ids": list(resolved), "unresolved_ids": list(unresolved), **more}
 
 
 def mini_v2(case: str = "a__b-1", *, turns: int = 2, exit_status: str = "Submitted", note: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which outcome file speaks about which trajectory, and what is no label."""
+"""Which outcome file speaks about which trajectory, and which trajectories get no label."""
 
 from __future__ import annotations
 
@@ -8,69 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.trajectories.make import chat_row, mini_v2
+from tests.trajectories.make import FLAT, chat_row, mini_v2, report
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.trajectories.outcome_files import Claim, claims_in, is_infrastructure
+from traceforge_core.trajectories.outcome_files import Claim
 from traceforge_core.trajectories.outcomes import Outcomes
-
-FLAT = {"resolved": True, "patch_successfully_applied": True, "tests_status": {}}
-
-
-def report(resolved: list[str] = (), unresolved: list[str] = (), **more: list[str]) -> dict[str, Any]:  # type: ignore[assignment]
-    return {"total_instances": 2, "resolved_ids": list(resolved), "unresolved_ids": list(unresolved), **more}
 
 
 def outcomes_of(result: Any) -> dict[tuple[str, str], str | None]:
     return {(t.case, t.run): t.outcome for t in result.trajectories}
-
-
-def test_every_kind_of_outcome_file_is_understood():
-    assert claims_in(report(["a"], ["b"], empty_patch_ids=["c"], error_ids=["d"], incomplete_ids=["e"])) == [
-        Claim("a", "resolved", "resolved_ids"),
-        Claim("b", "unresolved", "unresolved_ids"),
-        Claim("c", "unresolved", "empty_patch_ids"),
-    ]
-    assert claims_in({"resolved": 1, "ids_resolved": ["a"], "ids_unresolved": ["b"]}) == [
-        Claim("a", "resolved", "ids_resolved"),
-        Claim("b", "unresolved", "ids_unresolved"),
-    ]
-    assert claims_in(FLAT) == [Claim(None, "resolved", "resolved")]
-    assert claims_in({"a__b-1": FLAT}) == [Claim("a__b-1", "resolved", "resolved")]
-    assert claims_in({"trial_name": "t", "verifier_result": {"rewards": {"reward": 0.0}}}) == [
-        Claim(None, "unresolved", "reward")
-    ]
-    assert claims_in({"trial_name": "t", "exception_info": {"x": 1}, "verifier_result": None}) == []
-    rows = [("a", True, "unset"), ("b", False, "context_length_exceeded"), ("c", False, "test_timeout")]
-    value = {"results": [{"task_id": a, "is_resolved": b, "failure_mode": c} for a, b, c in rows]}
-    assert claims_in(value) == [Claim("a", "resolved", "is_resolved"), Claim("b", "unresolved", "is_resolved")]
-
-
-@pytest.mark.parametrize(
-    "value", [{}, [], {"messages": [], "resolved_ids": []}, {"resolved": True}, 3, {"a": {"b": 1}}]
-)
-def test_what_is_no_outcome_file_is_not_taken_for_one(value: Any):
-    assert not claims_in(value)
-
-
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        ("Submitted", False),
-        ("LimitsExceeded", False),
-        ("RepeatedFormatError", False),
-        ("submitted (exit_cost)", False),
-        ("exit_context", False),
-        ("Agent reached maximum iteration", False),
-        (None, False),
-        ("InternalServerError", True),
-        ("Timeout", True),
-        ("TimeExceeded", True),
-        ("RateLimitError", True),
-        ("exit_environment_error", True),
-    ],
-)
-def test_ends_that_are_no_judgement_of_the_model(status: str | None, expected: bool):
-    assert is_infrastructure(status) is expected
 
 
 def test_a_run_report_speaks_about_its_own_run_only(write, run_ingest):
@@ -174,15 +119,6 @@ def test_a_report_that_contradicts_itself_is_a_conflict(write, run_ingest):
     assert [t.outcome for t in result.trajectories] == [None, None]
     assert result.figures["outcome_conflicts"] == 2
     assert all("patch_successfully_applied" in entry["conflict"] for entry in result.figures["conflicts"])
-
-
-@pytest.mark.parametrize("text", ["case,run,resolved\na,,maybe\n", "name\nx\n"])
-def test_a_table_that_cannot_be_understood_names_its_line(write, run_ingest, tmp_path: Path, text: str):
-    folder = write("a.traj.json", mini_v2())
-    table = tmp_path / "labels.csv"
-    table.write_text(text)
-    with pytest.raises(TraceForgeError, match=r"labels\.csv line 2"):
-        run_ingest(folder, outcomes=[str(table)])
 
 
 def test_an_outcome_entry_that_is_not_there_or_holds_nothing_is_an_error(write, run_ingest, tmp_path: Path):

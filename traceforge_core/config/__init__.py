@@ -10,6 +10,7 @@ wrong value fails within a second, with the field's name and the allowed values.
     data.py       ingest, datasets          checks.py    comparison, evaluation, monitoring
     model.py      model                     tree.py      RunConfig, which holds all of them
     training.py   sft, preference, long_context, hosts
+    loading.py    from presets, files and assignments to a RunConfig; settings_yaml.py reads their YAML
 """
 
 from traceforge_core.config.checks import ComparisonConfig, EvaluationConfig, MonitoringConfig

@@ -136,6 +136,6 @@ class DatasetsConfig(Section):
     preference: PreferenceDataConfig = Field(default_factory=PreferenceDataConfig, description="Preference pairs.")
     workers: Positive | None = Field(
         None,
-        description="Processes that tokenise the SFT samples of a large corpus; empty: one a core, at most 8. A small "
+        description="Processes that tokenise the SFT samples of a large corpus; empty: one a core, at most 16. A small "
         "corpus is done in one.",
     )

@@ -38,6 +38,7 @@ class BlockMaker:
         self._trajectories = 0
 
     def samples(self, trajectory: Trajectory, turns: list[int], dropped: Counter[str]) -> Iterator[SftSample]:
+        """A sample for each of the turns (positions, ascending). What is not made is counted in `dropped` by reason."""
         try:
             before, after = self._frame(trajectory)
             completions = self._completions(trajectory, turns, dropped)

@@ -114,6 +114,7 @@ def _note_length(renderer: ChatRenderer, count: int) -> int:
 def native_samples(
     trajectory: Trajectory, renderer: ChatRenderer, config: SftDataConfig, dropped: Counter[str]
 ) -> Iterator[SftSample]:
+    """A sample for each window of the trajectory. Turns that are in none are counted in `dropped` by reason."""
     learnable = learnable_turns(trajectory)
     for window in windows(trajectory, learnable, renderer, config.max_length, dropped):
         whole = window.last == learnable[-1]

@@ -100,8 +100,8 @@ class DatasetReport:
 
     def write(self, out_dir: Path, alike: Collection[tuple[str, str]] = ()) -> dict[str, Any]:
         """Write report.json and report.md, and give back the figures. `alike` are cases that a split keeps together
-        (splits.grouping). Raises TraceForgeError where a case, or what must
-        stay together with it, is found on both sides of what was written."""
+        (splits.grouping). Raises TraceForgeError where a case, or what must stay together with it, is found on both
+        sides of what was written."""
         figures = self.figures()
         whole = {
             **figures,

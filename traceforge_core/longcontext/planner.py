@@ -9,7 +9,7 @@ What a length costs is in `estimate.py`. Imports no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,21 @@ from traceforge_core.paths import written
 
 def longest_prompt(dims: Dimensions, setup: Setup, kind: Kind, completion: int) -> Estimate | None:
     """The longest prompt, in steps of 512 tokens, whose work with this completion fits; None where none does."""
+    return _longest(dims, setup, lambda tokens: Work(kind, tokens, completion))
+
+
+def _longest(dims: Dimensions, setup: Setup, work: Callable[[int], Work]) -> Estimate | None:
+    """What fits of `work` of so many tokens, in steps of 512."""
     low, high = 0, 1 << 14  # in steps of 512 tokens
-    if not estimate_work(dims, Work(kind, 512, completion), setup).fits(setup):
+    if not estimate_work(dims, work(512), setup).fits(setup):
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        if estimate_work(dims, Work(kind, 512 * middle, completion), setup).fits(setup):
+        if estimate_work(dims, work(512 * middle), setup).fits(setup):
             low = middle
         else:
             high = middle
-    return estimate_work(dims, Work(kind, 512 * max(low, 1), completion), setup)
+    return estimate_work(dims, work(512 * max(low, 1)), setup)
 
 
 def read_dimensions(model: str) -> Dimensions:
@@ -115,10 +120,14 @@ def refusal(dims: Dimensions, setup: Setup, estimate: Estimate) -> str:
         ways.append("model.quantization=nf4")
     if estimate_work(dims, work, replace(setup, groups=None, tile=None)).fits(setup):
         ways.append("long_context.head_groups=null long_context.tile=null (chosen by the free memory)")
-    longest = longest_prompt(dims, setup, work.kind, work.completion)
+    if work.kind == "sft":
+        longest = _longest(dims, setup, lambda tokens: Work("sft", 0, tokens))
+    else:
+        longest = longest_prompt(dims, setup, work.kind, work.completion)
     if longest is not None:
-        total = longest.work.prompt + work.completion
-        ways.append(f"datasets.preference.max_length={total} (the longest that fits)")
+        section = "sft" if work.kind == "sft" else "preference"
+        total = longest.work.prompt + longest.work.completion
+        ways.append(f"datasets.{section}.max_length={total} (the longest that fits)")
     host = "" if setup.host_gib is None else f" and {setup.host_gib:.0f} GiB of host memory"
     return (
         f"{work.prompt:,} + {work.completion:,} tokens as {work.kind} need {estimate.peak / GIB:.1f} GiB of GPU memory "

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 
 from traceforge_core.longcontext.estimate import GIB, Work, estimate_work, untiled_parts
-from traceforge_core.longcontext.memory import Dimensions
+from traceforge_core.longcontext.memory import TILES, Dimensions
 from traceforge_core.longcontext.planner import setup_of
 from traceforge_core.training.fit import dimensions, is_tiled, longest_work
 from traceforge_core.training.job import TRAINING, Job
@@ -71,7 +71,7 @@ def _for_part(part: str, job: Job, dims: Dimensions) -> str | None:
     if part in ("attention", "workspace"):
         return None if config.long_context.head_groups == dims.kv_heads else f"long_context.head_groups={dims.kv_heads}"
     if part == "tiles":
-        return None if config.long_context.tile == 1024 else "long_context.tile=1024"
+        return None if config.long_context.tile == TILES[-1] else f"long_context.tile={TILES[-1]}"
     if part == "head":
         return None if config.long_context.logprob_chunk <= 256 else "long_context.logprob_chunk=256"
     if part == "inputs on the GPU":
