@@ -55,6 +55,13 @@ def test_cases_that_are_alike_come_to_one_side_whatever_the_order_of_the_pairs()
     assert sides[0] == sides[1]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_with_most_of_the_cases_is_trained_on(seed: int) -> None:
+    names = [f"fork-{number}" for number in range(9)] + ["other"]
+    side = split_cases(names, SplitConfig(seed=seed), alike=[("fork-0", fork) for fork in names[1:9]])
+    assert [name for name in names if side(name) == "held_out"] == ["other"]
+
+
 @pytest.mark.parametrize(
     ("case", "repository"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -26,12 +27,12 @@ def split_cases(
     cases of each pair in `alike` come to one side, with whatever else is alike to one of them.
 
     Groups (cases, or repositories where `by` says so) are ranked by a hash of seed and name and the first
-    `held_out` share of them, rounded, is held out: at least one where there are two, and never all. Warns where several
-    cases are one group, so that none can be held out.
+    `held_out` share of them, rounded, is held out: at least one where there are two, never all, and never one with more
+    than half of the cases. Warns where several cases are one group, so that none can be held out.
     """
     group_of = grouping(config, alike)
     named = set(cases)
-    groups = {group_of(case) for case in named}
+    groups = Counter(group_of(case) for case in named)
     count = round(config.held_out * len(groups))
     if config.held_out > 0 and len(groups) > 1:
         count = max(count, 1)
@@ -39,7 +40,8 @@ def split_cases(
     if config.held_out > 0 and len(groups) == 1 < len(named):
         why = "are of one repository" if config.by == "repository" else "have turns in common"
         logger.warning("Nothing is held out: all %d cases %s, so they lie on one side.", len(named), why)
-    ranked = sorted(groups, key=lambda group: (_rank(group, config.seed), group))
+    # The last in this order is always trained on: the place of a group that has most of the cases.
+    ranked = sorted(groups, key=lambda group: (2 * groups[group] > len(named), _rank(group, config.seed), group))
     held_out = set(ranked[:count])
     return lambda case: "held_out" if group_of(case) in held_out else "train"
 

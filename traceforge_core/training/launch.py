@@ -194,7 +194,7 @@ def _watch(job: Job, workers: list[_Worker], scratch: Path, room: int) -> None:
             if room:
                 goes_on = "run the stage again: it goes on from its last checkpoint"
                 require_room(job.out_dir, room, f"{job.kind} was stopped, because its next checkpoint", goes_on)
-            if job.hosts == 1:  # elsewhere torch's own time limit on every exchange, also hang_seconds, has to do
+            if job.hosts == 1:  # on several, torch's own time limit on an exchange (hang_seconds too) has to do
                 _check_progress(job, workers, scratch, now - started)
         time.sleep(POLL_SECONDS)
 
@@ -203,7 +203,7 @@ def _has_begun_training(job: Job, workers: list[_Worker], scratch: Path) -> bool
     """Whether there is a step whose end is worth waiting for."""
     if job.kind not in TRAINING:
         return False
-    if job.hosts > 1:  # workers that torchrun started show their signs of life elsewhere
+    if job.hosts > 1:  # signs of life from other hosts do not come here
         return (job.out_dir / "metrics.jsonl").exists()
     doing = [_beat(scratch, worker.rank)[1] for worker in workers]
     return not all(what.startswith(BESIDE_TRAINING) for what in doing)
