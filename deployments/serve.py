@@ -28,11 +28,10 @@ from types import FrameType
 import psutil
 
 from deployments.setup import POOL
-from flows.embedded import prefect_home
+from flows.embedded import open_in, prefect_home
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.processes.bound import adopt_orphans
 from traceforge_core.processes.claim import holder, take
-from traceforge_core.runs import not_written
 
 CHECKOUT = Path(__file__).parents[1]
 START_SECONDS = 120.0
@@ -123,13 +122,7 @@ def _port() -> int:
 def _alone(home: Path) -> Iterator[None]:
     """Have the folder of Prefect's database for this process. Raises TraceForgeError where another one serves from it
     (two servers would both start what is scheduled) or it cannot be written to."""
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        file = (home / ".serving").open("a+")
-    except OSError as error:
-        cure = "Choose another folder with the environment variable PREFECT_HOME."
-        raise not_written(error, f"write to {home}, where Prefect keeps its database", cure) from None
-    with file:
+    with open_in(home, ".serving") as file:
         if not take(file):
             raise TraceForgeError(
                 f"process {holder(file)} is serving from {home} already. Stop that one, or choose another folder "

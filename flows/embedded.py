@@ -42,6 +42,17 @@ def prefect_home() -> Path:
     return written(os.environ.get("PREFECT_HOME") or Path(__file__).parents[1] / ".prefect").resolve()
 
 
+def open_in(home: Path, name: str) -> IO[str]:
+    """Open a file in that folder, made where it is not there, to read and append. Raises TraceForgeError where the
+    folder cannot be written to."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        return (home / name).open("a+")
+    except OSError as error:
+        cure = "Choose another folder with the environment variable PREFECT_HOME."
+        raise not_written(error, f"write to {home}, where Prefect keeps its database", cure) from None
+
+
 @contextlib.contextmanager
 def embedded_api() -> Iterator[int | None]:
     """Have a Prefect API inside the block. Raises TraceForgeError where our own server does not come up."""
@@ -97,12 +108,7 @@ def _check_configured(url: str) -> None:
 def _alone_in(home: Path) -> IO[str]:
     """Wait until no other process is starting a server on this folder; hold it until the returned file is closed. Two
     servers that both make the database's tables at the first start would trip over each other."""
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        file = (home / ".starting").open("w")
-    except OSError as error:
-        cure = "Choose another folder with the environment variable PREFECT_HOME."
-        raise not_written(error, f"write to {home}, where Prefect keeps its database", cure) from None
+    file = open_in(home, ".starting")
     fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
