@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +69,27 @@ def test_the_files_are_the_same_bytes_whatever_the_number_of_processes(
     }  # fmt: skip
     assert together == alone
     assert b'"dropped_samples": {}' not in alone["report.json"]  # those are counted alike too
+
+
+def test_what_max_samples_keeps_of_long_trajectories_and_what_it_leaves_are_all_that_could_be_made(
+    make_run: Make, ingested: Callable[[list[Trajectory]], Path], model_dir: Path, tmp_path: Path
+) -> None:
+    """Of style native: each trajectory is one candidate, and makes several samples."""
+    steps = [(f"cat {n} {'very-long-name ' * 40}", n % 2) for n in range(4)]
+    corpus = ingested([make_run(f"case{n}", "a", steps) for n in range(3)])
+
+    def made(limit: str) -> tuple[int, int]:
+        out = tmp_path / limit
+        build(corpus, model_dir, out, "datasets.sft.style=native", f"datasets.sft.max_samples={limit}")
+        report = json.loads((out / "report.json").read_text())
+        left = report["dropped_samples"].pop("over max_samples", 0)
+        assert report["dropped_samples"] == {}
+        return report["sft_samples"] + report["sft_held_out"], left
+
+    whole, _ = made("null")
+    assert whole > 2 * 3
+    assert made("5") == (5, whole - 5)
+    assert made("50") == (whole, 0)
 
 
 def test_a_worker_that_dies_is_an_error_that_says_what_to_set(

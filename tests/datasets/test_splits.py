@@ -62,6 +62,18 @@ def test_a_group_with_most_of_the_cases_is_trained_on(seed: int) -> None:
     assert [name for name in names if side(name) == "held_out"] == ["other"]
 
 
+def test_many_cases_that_are_alike_are_not_held_out_for_a_small_share() -> None:
+    """90 cases that begin alike and 10 that do not: one group in eleven, and nine tenths of the data."""
+    begin_alike, others = [f"like-{number}" for number in range(90)], [f"other-{number}" for number in range(10)]
+    alike = [("like-0", case) for case in begin_alike[1:]]
+    for seed in range(20):
+        side = split_cases([*begin_alike, *others], SplitConfig(held_out=0.05, seed=seed), alike)
+        assert side("like-0") == "train"
+        assert sum(side(case) == "held_out" for case in others) == 5
+    side = split_cases(["a", "b", "c", "d", "e"], SplitConfig(held_out=0.1), [("a", "b"), ("c", "d"), ("d", "e")])
+    assert [side(case) for case in "abcde"] == ["held_out", "held_out", "train", "train", "train"]
+
+
 @pytest.mark.parametrize(
     ("case", "repository"),
     [

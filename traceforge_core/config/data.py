@@ -70,7 +70,8 @@ class SftDataConfig(Section):
         "begin alike). once: learnt in one of them, context in the others. every: learnt each time.",
     )
     max_samples: Positive | None = Field(
-        None, description="Keep at most this many samples (native: trajectories), spread evenly; empty: all."
+        None,
+        description="Keep at most this many samples, of turns (native: trajectories) spread evenly; empty: all.",
     )
 
 

@@ -146,9 +146,11 @@ def _write_samples(
 ) -> None:
     """Write the samples. Where `max_samples` asks for fewer than there could be, candidates spread evenly over the
     corpus are tried first, and more of them in the place of those that do not fit. `make` gives, for candidates by
-    number, how many of them each part of the work is about, and what it made of them."""
+    number, how many of them each part of the work is about, and what it made of them. What is left is counted:
+    candidates that were not tried, and samples that were made and not kept."""
     wanted = settings.sft.max_samples or sys.maxsize
     untried, tries, written = np.arange(candidates), min(wanted, candidates), 0
+    tried = cut = 0
     with ExitStack() as stack:
         files = {
             side: stack.enter_context(JoinedFile(out_dir / "sft" / f"{side}.parquet", SFT_SCHEMA)) for side in SIDES
@@ -161,6 +163,7 @@ def _write_samples(
                 for turns, made in parts:
                     report.dropped_samples.update(made.dropped)  # also beyond `wanted`: the same in every process
                     samples = made.samples[: wanted - written]
+                    tried, cut = tried + turns, cut + len(made.samples) - len(samples)
                     for side, part in made.parts.items():
                         if len(samples) < len(made.samples):
                             keep_first(part, sum(sample.side == side for sample in samples))
@@ -177,7 +180,8 @@ def _write_samples(
             untried = untried[~chosen]
             tries *= 2  # each round reads the corpus again: few of them, even where hardly anything fits
     del report.dropped_samples["over max_samples"]
-    if settings.sft.max_samples and (left := candidates - written - report.dropped_samples.total()) > 0:
+    # Not what is missing of the candidates: a trajectory of style `native` is one, and may make many samples.
+    if left := candidates - tried + cut:
         report.dropped_samples["over max_samples"] = left
 
 

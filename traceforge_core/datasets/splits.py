@@ -26,23 +26,28 @@ def split_cases(
     """A function from case to side. The same cases, share and seed give the same split, whatever their order. The two
     cases of each pair in `alike` come to one side, with whatever else is alike to one of them.
 
-    Groups (cases, or repositories where `by` says so) are ranked by a hash of seed and name and the first
-    `held_out` share of them, rounded, is held out: at least one where there are two, never all, and never one with more
-    than half of the cases. Warns where several cases are one group, so that none can be held out.
+    Groups (cases, or repositories where `by` says so, with what is alike) are ranked by a hash of seed and name. The
+    first of them are held out, up to `held_out` of the cases, rounded; one that is too large for that is passed over,
+    so that many cases with turns in common are not all held out for a small share. At least one is held out where there
+    are two, the smallest if need be, and never all. Warns where several cases are one group, so that none can be.
     """
     group_of = grouping(config, alike)
     named = set(cases)
-    groups = Counter(group_of(case) for case in named)
-    count = round(config.held_out * len(groups))
-    if config.held_out > 0 and len(groups) > 1:
-        count = max(count, 1)
-    count = min(count, max(len(groups) - 1, 0))
+    sizes = Counter(map(group_of, named))
+    groups = sizes.keys()
     if config.held_out > 0 and len(groups) == 1 < len(named):
         why = "are of one repository" if config.by == "repository" else "have turns in common"
         logger.warning("Nothing is held out: all %d cases %s, so they lie on one side.", len(named), why)
-    # The last in this order is always trained on: the place of a group that has most of the cases.
-    ranked = sorted(groups, key=lambda group: (2 * groups[group] > len(named), _rank(group, config.seed), group))
-    held_out = set(ranked[:count])
+    held_out: set[str] = set()
+    if config.held_out > 0 and len(groups) > 1:
+        ranked = sorted(groups, key=lambda group: (_rank(group, config.seed), group))
+        room = min(round(config.held_out * len(named)), len(named) - 1)
+        for group in ranked:
+            if sizes[group] <= room:
+                held_out.add(group)
+                room -= sizes[group]
+        if not held_out:
+            held_out.add(min(ranked, key=lambda group: sizes[group]))
     return lambda case: "held_out" if group_of(case) in held_out else "train"
 
 
