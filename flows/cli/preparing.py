@@ -90,9 +90,9 @@ def plan(
     completion: Annotated[
         int, typer.Option("--completion", min=1, metavar="TOKENS", help="Tokens of a completion.")
     ] = 4_096,
-    gpu_gib: Annotated[float, typer.Option("--gpu-gib", metavar="GIB", help="Memory of one GPU.")] = 24,
+    gpu_gib: Annotated[float, typer.Option("--gpu-gib", min=0.1, metavar="GIB", help="Memory of one GPU.")] = 24,
     host_gib: Annotated[
-        float | None, typer.Option("--host-gib", metavar="GIB", help="Host memory that may be pinned.")
+        float | None, typer.Option("--host-gib", min=0, metavar="GIB", help="Host memory that may be pinned.")
     ] = None,
     gpus: Annotated[int, typer.Option("--gpus", min=1, metavar="COUNT", help="How many GPUs.")] = 2,
     device: Annotated[

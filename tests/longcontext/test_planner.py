@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from traceforge_core.config import load_config
+from traceforge_core.config import LongContextConfig, load_config
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.longcontext import planner
-from traceforge_core.longcontext.estimate import GIB, USABLE, Setup, Work, estimate_work, untiled_parts
+from traceforge_core.longcontext import planner, tiling
+from traceforge_core.longcontext.estimate import GIB, USABLE, Estimate, Setup, Work, estimate_work, untiled_parts
 from traceforge_core.longcontext.memory import Dimensions
 from traceforge_core.longcontext.planner import choose_strategy, longest_prompt
 
@@ -71,6 +73,82 @@ def test_the_longest_prompt_fits_and_the_next_does_not() -> None:
     shorter = longest_prompt(QWEN3_8B, little_host, "shared_prefix", 4_096)
     assert shorter is not None and shorter.host <= 30 * GIB and shorter.work.prompt < found.work.prompt
     assert longest_prompt(QWEN3_8B, replace(H200, gpu_gib=4), "shared_prefix", 4_096) is None
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Dimensions:
+    """From one KV head for all (MQA) to one each (MHA)."""
+    kv_heads, share = draw(st.sampled_from([(1, 8), (1, 32), (2, 6), (8, 4), (8, 1), (40, 1)]))
+    heads = kv_heads * share
+    hidden, mlp = draw(st.sampled_from([(2048, 5632), (4096, 12_288), (5120, 25_600)]))
+    return Dimensions(draw(st.sampled_from([2, 36, 64])), hidden, heads, kv_heads, 128, mlp, 151_936, False)
+
+
+setups = st.builds(
+    Setup,
+    gpu_gib=st.floats(0.5, 200),
+    host_gib=st.sampled_from([None, 16.0, 256.0]),
+    rank=st.sampled_from([8, 64, 256]),
+    tile=st.sampled_from([None, 300, 4096]),
+    groups=st.sampled_from([None, 1, 3, 8, 64]),
+    inputs_on_device=st.sampled_from([0, 4, 100]),
+    recompute=st.sampled_from(["attention", "none"]),
+)
+kinds = st.sampled_from(["sft", "branch_parallel", "shared_prefix"])
+lengths = st.integers(1, 200_000)
+
+
+@example(
+    dims=Dimensions(2, 5120, 160, 40, 128, 25_600, 151_936, False),
+    setup=Setup(21.22, rank=256, tile=512, recompute="none", inputs_on_device=4),
+    kind="branch_parallel", completion=512, more=1.072,
+)  # fmt: skip
+@given(dims=models(), setup=setups, kind=kinds, completion=st.sampled_from([1, 4096, 32_768]), more=st.floats(1, 1.3))
+def test_more_memory_never_plans_a_shorter_prompt(
+    dims: Dimensions, setup: Setup, kind: Any, completion: int, more: float
+) -> None:
+    small = longest_prompt(dims, setup, kind, completion)
+    large = longest_prompt(dims, replace(setup, gpu_gib=setup.gpu_gib * more), kind, completion)
+    assert small is None or (large is not None and large.work.prompt >= small.work.prompt)
+
+
+@given(dims=models(), setup=setups, kind=kinds, completion=st.integers(1, 9000), prompt=lengths, more=lengths)
+def test_a_longer_prompt_takes_no_less_memory_and_fits_where_a_longer_one_does(
+    dims: Dimensions, setup: Setup, kind: Any, completion: int, prompt: int, more: int
+) -> None:
+    def estimates(setup: Setup) -> list[Estimate]:
+        return [estimate_work(dims, Work(kind, length, completion), setup) for length in (prompt, prompt + more)]
+
+    short, long = estimates(replace(setup, tile=setup.tile or 1024, groups=setup.groups or 4))
+    assert short.peak <= long.peak and 0 <= short.host <= long.host
+    short, long = estimates(setup)
+    assert short.fits(setup) or not long.fits(setup)
+
+
+@given(
+    dims=models(), kind=kinds, completion=st.integers(1, 9000), prompt=lengths,
+    gpu_gib=st.floats(4, 200), tile=st.sampled_from([None, 300]), groups=st.sampled_from([None, 3]),
+)  # fmt: skip
+def test_the_planner_reckons_with_the_tiles_that_the_layers_choose_from_the_same_memory(
+    dims: Dimensions, kind: Any, completion: int, prompt: int, gpu_gib: float, tile: int | None, groups: int | None
+) -> None:
+    import torch
+
+    work, setup = Work(kind, prompt, completion), Setup(gpu_gib=gpu_gib, tile=tile, groups=groups)
+    planned = estimate_work(dims, work, setup)
+    free = gpu_gib * GIB - planned.parts["weights"] - planned.parts["adapter"] - 2 * work.tokens * dims.hidden
+    config = {
+        "num_hidden_layers": dims.layers, "hidden_size": dims.hidden, "num_attention_heads": dims.heads,
+        "num_key_value_heads": dims.kv_heads, "head_dim": dims.head_dim, "intermediate_size": dims.mlp,
+        "vocab_size": dims.vocabulary,
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiling, "free_bytes", lambda device: free)
+        settings = LongContextConfig(tile=tile, head_groups=groups)
+        blocks = 3 if kind == "shared_prefix" else 1
+        chosen = tiling.choose_tiling(config, work.tokens, torch.device("cuda"), torch.bfloat16, settings, blocks)
+    as_chosen = estimate_work(dims, work, replace(setup, tile=chosen[0], groups=chosen[1]))
+    assert planned.parts == as_chosen.parts or not as_chosen.fits(setup), "smaller ones only to keep the margin"
 
 
 def test_keeping_attention_costs_host_memory_and_saves_time() -> None:
@@ -132,6 +210,22 @@ def test_a_plan_is_a_table_figures_and_a_plot(tmp_path: Path) -> None:
         QWEN3_8B, H200, 4_096, tmp_path / "plan.png", [{"kind": "shared_prefix", "prompt": 77_824, "gib": 11.7}]
     )
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(TraceForgeError, match=r"config\.json cannot be read"):
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"intermediate_size": None}, "intermediate_size is missing"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"hidden_size": "4096"}, "hidden_size is '4096'"),
+        ({"num_key_value_heads": 7}, "32 is no multiple of num_key_value_heads=7"),
+    ],
+)
+def test_a_model_whose_dimensions_cannot_be_read_is_refused(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    config = {
+        "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 12_288,
+        "vocab_size": 151_936,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    with pytest.raises(TraceForgeError, match=rf"config\.json cannot be read \(.*{told}"):
         planner.read_dimensions(str(tmp_path))

@@ -11,7 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from traceforge_core.longcontext.memory import NF4_BYTES, SCRATCH, Dimensions, choose_tiles, sequence_bytes, tile_bytes
+from traceforge_core.longcontext.memory import (
+    MARGIN,
+    NF4_BYTES,
+    RANK,
+    SCRATCH,
+    TILES,
+    Dimensions,
+    choose_tiles,
+    sequence_bytes,
+    tile_bytes,
+)
 
 GIB = 2**30
 USABLE = 0.92  # of a GPU's memory; the rest goes to the CUDA context and to the allocator's fragmentation
@@ -108,23 +118,34 @@ def estimate_work(dims: Dimensions, work: Work, setup: Setup) -> Estimate:
     blocks = 3 if work.kind == "shared_prefix" else 1
     parts = _held(dims, setup)
     residual = float(width * tokens * dims.hidden)  # is there already when the layers choose
+    on_device = min(setup.inputs_on_device, dims.layers)
+    inputs = on_device * residual  # a layer's input is as large
+    kept = 2.0 * width * work.kept * dims.hidden
+    # What the layers find free; and no more than fits, so that more memory never plans for less, nor a shorter length.
     free = setup.gpu_gib * GIB - sum(parts.values()) - residual
-    tile, groups, _ = choose_tiles(dims, tokens, width, blocks, free, setup.tile, setup.groups)
+    room = USABLE * setup.gpu_gib * GIB - sum(parts.values()) - inputs - kept - _rank_bytes(dims, tokens, setup)
+    tile, groups, _ = choose_tiles(dims, tokens, width, blocks, min(free, room / MARGIN), setup.tile, setup.groups)
     layer = sequence_bytes(dims, tokens, groups, setup.rank, width, blocks, SCRATCH)
     layer["tiles"] = tile_bytes(dims, tile, setup.rank, width)
     # The head works while only the residual and the kept rows exist; below its need the layers' is the peak.
     rows = min(setup.chunk, work.kept)
-    head = rows * dims.vocabulary * (2 * width + 8) + 4.0 * width * work.kept * dims.hidden
-    if head > sum(layer.values()):
-        layer = {"head": head}
-    else:
-        layer["kept rows"] = 2.0 * width * work.kept * dims.hidden
-    parts |= layer
-    parts["inputs on the GPU"] = setup.inputs_on_device * residual  # a layer's input is as large
-    host = (dims.layers - setup.inputs_on_device) * residual
+    head = rows * dims.vocabulary * (2 * width + 8) + 2 * kept
+    parts |= {"head": head} if head > sum(layer.values()) else {**layer, "kept rows": kept}
+    parts["inputs on the GPU"] = inputs
+    host = (dims.layers - on_device) * residual
     if setup.recompute == "none":
         host += dims.layers * tokens * (width * dims.q + 4.0 * dims.heads)
     return Estimate(work, parts, host, _seconds(dims, work, setup))
+
+
+def _rank_bytes(dims: Dimensions, tokens: int, setup: Setup) -> float:
+    """What adapters of this rank take beyond those that `choose_tiles` reckons with, at most."""
+    need = [
+        sequence_bytes(dims, tokens, 1, rank, setup.width, 1, SCRATCH)["attention"]
+        + tile_bytes(dims, setup.tile or max(TILES), rank, setup.width)
+        for rank in (setup.rank, RANK)
+    ]
+    return max(0.0, need[0] - need[1])
 
 
 def untiled_parts(dims: Dimensions, setup: Setup, tokens: int, logits: int, *, checkpointing: bool) -> dict[str, float]:

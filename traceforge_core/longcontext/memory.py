@@ -13,6 +13,7 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # 4 bits, an 8-bit scale for 64 weigh
 GRAD_BYTES = 4  # adapters and their gradients are float32
 SCRATCH = 8.0  # bytes of kernel scratch a number of q: dq in float32, dk and dv for every query head in bf16
 TILES = (2048, 1024, 512)
+RANK = 64  # with which tiles are chosen: adapters of any usual rank are small beside the rest
 MARGIN = 0.92  # of the free memory; the rest goes to fragmentation
 
 
@@ -31,19 +32,30 @@ class Dimensions:
 
     @classmethod
     def of(cls, config: Any) -> Dimensions:
+        """Raises ValueError naming what is missing or is no count."""
+
         def get(name: str, default: Any = None) -> Any:
             value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
             return default if value is None else value
 
-        heads = get("num_attention_heads")
+        def count(name: str, default: int | None = None) -> int:
+            number = get(name, default)
+            if not isinstance(number, int) or number < 1:
+                raise ValueError(f"{name} is missing" if number is None else f"{name} is {number!r}, not a count")
+            return number
+
+        hidden, heads = count("hidden_size"), count("num_attention_heads")
+        kv_heads = count("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise ValueError(f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
         return cls(
-            layers=get("num_hidden_layers"),
-            hidden=get("hidden_size"),
+            layers=count("num_hidden_layers"),
+            hidden=hidden,
             heads=heads,
-            kv_heads=get("num_key_value_heads", heads),
-            head_dim=get("head_dim", get("hidden_size") // heads),
-            mlp=get("intermediate_size"),
-            vocabulary=get("vocab_size"),
+            kv_heads=kv_heads,
+            head_dim=count("head_dim", hidden // heads),
+            mlp=count("intermediate_size"),
+            vocabulary=count("vocab_size"),
             tied_head=bool(get("tie_word_embeddings", False)),
         )
 
@@ -122,9 +134,8 @@ def choose_tiles(
     """
     for count in [groups] if groups else [min(4, dims.kv_heads), dims.kv_heads]:
         for rows in [tile] if tile else TILES:
-            # Rank 64: adapters of any usual rank are small beside the rest.
-            parts = sequence_bytes(dims, tokens, count, 64, width, blocks, SCRATCH)
-            need = sum(parts.values()) + tile_bytes(dims, rows, 64, width)
+            parts = sequence_bytes(dims, tokens, count, RANK, width, blocks, SCRATCH)
+            need = sum(parts.values()) + tile_bytes(dims, rows, RANK, width)
             if need <= free * MARGIN:
                 return rows, count, need
     return rows, count, need

@@ -128,10 +128,10 @@ def refusal(dims: Dimensions, setup: Setup, estimate: Estimate) -> str:
         section = "sft" if work.kind == "sft" else "preference"
         total = longest.work.prompt + longest.work.completion
         ways.append(f"datasets.{section}.max_length={total} (the longest that fits)")
-    host = "" if setup.host_gib is None else f" and {setup.host_gib:.0f} GiB of host memory"
+    host = "" if setup.host_gib is None else f" and {setup.host_gib:.3g} GiB of host memory"
     return (
         f"{work.prompt:,} + {work.completion:,} tokens as {work.kind} need {estimate.peak / GIB:.1f} GiB of GPU memory "
-        f"and {estimate.host / GIB:.1f} GiB of host memory; there are {setup.gpu_gib:.0f} GiB{host}. "
+        f"and {estimate.host / GIB:.1f} GiB of host memory; there are {setup.gpu_gib:.3g} GiB{host}. "
         + (f"Set {' or '.join(ways)}." if ways else "No setting makes this model fit.")
     )
 
@@ -192,7 +192,7 @@ def table(estimates: Sequence[Estimate], setup: Setup) -> str:
     rows.append(["peak GiB", *(f"{one.peak / GIB:.2f}" for one in estimates)])
     rows.append(["host GiB", *(f"{one.host / GIB:.2f}" for one in estimates)])
     rows.append(["seconds", *("not measured" if one.seconds is None else f"{one.seconds:.1f}" for one in estimates)])
-    rows.append([f"fits {setup.gpu_gib:.0f} GiB", *("yes" if one.fits(setup) else "no" for one in estimates)])
+    rows.append([f"fits {setup.gpu_gib:.3g} GiB", *("yes" if one.fits(setup) else "no" for one in estimates)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

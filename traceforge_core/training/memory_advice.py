@@ -69,9 +69,10 @@ def _for_part(part: str, job: Job, dims: Dimensions) -> str | None:
     if part in ("layer inputs", "activations of a layer", "logits"):
         return _cut_pairs(job) if job.kind == "oracle" else _tiles(job)
     if part in ("attention", "workspace"):
-        return None if config.long_context.head_groups == dims.kv_heads else f"long_context.head_groups={dims.kv_heads}"
+        enough = (config.long_context.head_groups or 0) >= dims.kv_heads
+        return None if enough else f"long_context.head_groups={dims.kv_heads}"
     if part == "tiles":
-        return None if config.long_context.tile == TILES[-1] else f"long_context.tile={TILES[-1]}"
+        return None if (config.long_context.tile or math.inf) <= TILES[-1] else f"long_context.tile={TILES[-1]}"
     if part == "head":
         return None if config.long_context.logprob_chunk <= 256 else "long_context.logprob_chunk=256"
     if part == "inputs on the GPU":
