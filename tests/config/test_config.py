@@ -53,6 +53,20 @@ def test_numbers_may_be_written_as_people_write_them(text: str, value: float) ->
     assert load_config(assignments=[f"sft.learning_rate={text}"]).sft.learning_rate == value
 
 
+@pytest.mark.parametrize("text", ["2024-01-01", "2024", "12e4567", "yes", "[1]", "~/logs"])
+def test_text_is_text_whatever_yaml_reads_in_it(text: str) -> None:
+    config = load_config(assignments=[f"ingest.path={text}", f"model.revision={text}"])
+    assert (config.ingest.path, config.model.revision) == (text, text)
+    assert load_config(assignments=["ingest.path='a b'", "model.revision=null"]).model.revision is None
+
+
+def test_text_that_a_file_leaves_bare_is_to_be_quoted(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("ingest: {path: 2024-01-01}\n")
+    with pytest.raises(TraceForgeError, match=r"ingest\.path: .* write it in quotes"):
+        load_config(file=file)
+
+
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
@@ -63,6 +77,10 @@ def test_numbers_may_be_written_as_people_write_them(text: str, value: float) ->
         ("ingest.path", ["section.field=value"]),
         ("datasets.preference.miners=[given]", ["given", "JSONL"]),
         ("datasets.preference.miners=[]", ["datasets.preference.miners"]),
+        ("sft=null", ["sft: is a section", "max_steps"]),
+        ("datasets.split=0.3", ["datasets.split: is a section", "0.3", "held_out, by, seed"]),
+        ("sft.report_to=wandb", ["sft.report_to", "[wandb]"]),
+        ("hosts.count=2", ["hosts: hosts.count above 1 needs hosts.address"]),
     ],
 )
 def test_a_wrong_value_names_the_field_and_what_is_allowed(assignment: str, expected: list[str]) -> None:

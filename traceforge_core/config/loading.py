@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,21 @@ def validate_config(tree: dict[str, Any]) -> RunConfig:
             where = ".".join(str(part) for part in problem["loc"]) or "config"
             if problem["type"] == "extra_forbidden":
                 lines.append(f"  {where}: no such field. Fields there: {', '.join(_fields_at(problem['loc'][:-1]))}")
+            elif problem["type"] == "model_type":
+                inside = ", ".join(_fields_at(problem["loc"]))
+                lines.append(f"  {where}: is a section (given: {problem['input']!r}). Fields there: {inside}")
             else:
-                lines.append(f"  {where}: {problem['msg']} (given: {problem['input']!r})")
+                told = problem["msg"].removeprefix("Value error, ") + _how_to_write(problem["type"], problem["input"])
+                lines.append(f"  {where}: {told} (given: {problem['input']!r})")
         raise TraceForgeError("The configuration is wrong:\n" + "\n".join(lines)) from None
+
+
+def _how_to_write(problem: str, given: Any) -> str:
+    if problem == "string_type" and isinstance(given, int | float | date):  # a bare yes is truth, 2024-01-01 a date
+        return ": write it in quotes"
+    if problem == "list_type" and isinstance(given, str):
+        return f": write it in brackets, [{given}]"
+    return ""
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
@@ -122,11 +135,23 @@ def _parse_assignment(assignment: str) -> dict[str, Any]:
             value = float(value) if _is_plain_exponent(value) else value
     except NOT_YAML:
         value = text
+    parts = name.strip().split(".")
+    if value is not None and _is_text(parts):
+        value = value if isinstance(value, str) else text.strip()  # a folder 2024-01-01, a commit 12e4567
     tree: Any = value
-    for part in reversed(name.strip().split(".")):
+    for part in reversed(parts):
         tree = {part: tree}
     whole: dict[str, Any] = tree
     return whole
+
+
+def _is_text(parts: list[str]) -> bool:
+    """Whether the field takes text, whatever YAML reads in it."""
+    annotation: Any = RunConfig
+    for part in parts:
+        fields = annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, BaseModel) else {}
+        annotation = fields[part].annotation if part in fields else None
+    return annotation in (str, str | None)
 
 
 def _is_plain_exponent(text: str) -> bool:
