@@ -46,6 +46,15 @@ def test_a_stage_whose_inputs_are_missing_says_which_stage_to_run(tmp_path: Path
         perform("datasets", load_config(), run)
 
 
+@pytest.mark.parametrize("stage", ["ingest", "datasets"])
+def test_a_run_that_is_gone_before_a_stage_is_told_as_that_and_not_made_again(stage: str, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "runs")
+    run.path.rename(tmp_path / "elsewhere")
+    with pytest.raises(TraceForgeError, match=f"is gone: it was removed or moved before stage {stage} began"):
+        perform(stage, load_config(), run)
+    assert not run.path.exists()
+
+
 def test_the_table_imports_neither_torch_nor_transformers_nor_prefect() -> None:
     heavy = "('torch', 'transformers', 'prefect')"
     code = f"import sys, traceforge_core.stages; print([name for name in {heavy} if name in sys.modules])"

@@ -179,12 +179,14 @@ def pipeline(config: RunConfig) -> list[str]:
 
 
 def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **how: Any) -> StageResult:
-    """Do one stage of a run, or reuse its result. Raises TraceForgeError where a stage it needs is missing, or the disk
-    has too little room for what it will write.
+    """Do one stage of a run, or reuse its result. Raises TraceForgeError where a stage it needs or the run's folder is
+    missing, or the disk has too little room for what it will write.
 
     `how` goes to the stage's function: ways to do its work that do not change the result (ingest's `run_jobs`).
     """
     stage = STAGES[name]
+    if not run.path.is_dir():
+        raise run.gone(f"before stage {name} began")
     found: dict[str, StageResult] = {}
     for needed in stage.needs + stage.uses:
         result = run.result(needed)

@@ -251,6 +251,30 @@ def test_a_run_folder_that_vanishes_while_a_stage_works_is_told_as_that(how: str
     assert not run.path.exists()
 
 
+def test_a_stage_that_makes_its_folders_anew_has_lost_its_run_all_the_same(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "runs")
+
+    def work(folder: Path) -> dict[str, Any]:
+        run.path.rename(tmp_path / "elsewhere")
+        (folder / "part").mkdir(parents=True)
+        return {}
+
+    with pytest.raises(TraceForgeError, match=r"The run folder .* is gone: it was removed or moved while stage sft"):
+        run_stage(run, "sft", {}, Inputs(), work)
+    assert run.result("sft") is None
+
+
+def test_a_disk_that_becomes_read_only_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create(tmp_path)
+
+    def work(folder: Path) -> dict[str, Any]:
+        monkeypatch.setattr(os, "access", lambda path, mode: path != run.path)  # root may write anywhere else
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder / "output.txt"))
+
+    with pytest.raises(TraceForgeError, match=r"Cannot write to the run folder .*: Read-only file system\. Make it"):
+        run_stage(run, "sft", {}, Inputs(), work)
+
+
 def test_a_run_that_cannot_be_written_to_is_told_as_that_and_nobody_is_at_work_on_it(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     (run.path / ".lock").mkdir()  # root may write to a folder that is read-only

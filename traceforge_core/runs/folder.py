@@ -143,7 +143,7 @@ class Run:
         try:
             write_json(self.path / "config.json", config)
         except OSError as error:
-            raise self._not_written(error) from error
+            raise self.not_written(error) from error
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -153,7 +153,7 @@ class Run:
             file = (self.path / ".lock").open("a+")
             taken = take(file)
         except OSError as error:
-            raise self._not_written(error) from error
+            raise self.not_written(error) from error
         with file:
             if not taken:
                 raise RunInUse(
@@ -162,7 +162,15 @@ class Run:
                 )
             yield
 
-    def _not_written(self, error: OSError) -> TraceForgeError:
+    def gone(self, when: str) -> TraceForgeError:
+        """What a person is told where the folder is no longer there."""
+        return TraceForgeError(
+            f"The run folder {self.path} is gone: it was removed or moved {when}. Where it was moved, go on with it "
+            "there (--runs-dir, --run); finished stages are kept in it."
+        )
+
+    def not_written(self, error: OSError) -> TraceForgeError:
+        """What a person is told where something cannot be written to this run."""
         cure = "Make it writable, or copy it to another place and name that with --runs-dir."
         return not_written(error, f"write to the run folder {self.path}", cure)
 

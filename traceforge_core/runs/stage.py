@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs.files import disk_is_full, full_disk, hash_files, share_files, write_json
 from traceforge_core.runs.folder import Figures, Run, StageResult, list_runs
 from traceforge_core.runs.progress import forget_progress
@@ -43,7 +42,8 @@ def run_stage(
 
     `work` gets an empty folder to fill and returns the figures. A `resumable` stage finds its folder as its last failed
     attempt with the same key left it. `refresh` does the work again whatever is there. Whatever `work` raises passes
-    through, after its message has been kept in `failure.json`; a full disk becomes a TraceForgeError.
+    through, after its message has been kept in `failure.json`; a full disk, and a run folder that is gone or cannot be
+    written to, become a TraceForgeError.
     """
     key = stage_key(stage, config, inputs)
     if not refresh and (found := _find_result(run, stage, key)):
@@ -54,14 +54,17 @@ def run_stage(
         shutil.rmtree(partial, ignore_errors=True)
     started = datetime.now(UTC)
     clock = time.monotonic()
-    seconds = 0.0
+    seconds, is_at_work = 0.0, False
+    final = run.stage_dir(stage)
     try:
         partial.mkdir(parents=True, exist_ok=True)
         (partial / "failure.json").unlink(missing_ok=True)
         forget_progress(partial)
         (partial / "key").write_text(key, encoding="utf-8")
+        is_at_work = True
         figures = work(partial)
         (partial / "key").unlink()
+        is_at_work = False
         forget_progress(partial)
         seconds = round(time.monotonic() - clock, 3)
         share_files(partial)
@@ -78,21 +81,20 @@ def run_stage(
             "seconds": seconds,
         }
         write_json(partial / "manifest.json", manifest)
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
     except BaseException as error:
-        if isinstance(error, OSError) and not run.path.is_dir():
-            raise TraceForgeError(
-                f"The run folder {run.path} is gone: it was removed or moved while stage {stage} worked in it. Where "
-                "it was moved, go on with it there (--runs-dir, --run); finished stages are kept in it."
-            ) from error
+        # Whoever makes the folders above a file that he writes brings the run's back, without what was in it.
+        if isinstance(error, OSError) and (not run.path.is_dir() or (is_at_work and not (partial / "key").exists())):
+            raise run.gone(f"while stage {stage} worked in it") from error
+        if isinstance(error, OSError) and not os.access(run.path, os.W_OK):
+            raise run.not_written(error) from error
         _keep_failure(partial, error)
         if disk_is_full(error):
             then = f"(old runs lie in {run.path.parent}) and run it again; finished stages are kept"
             raise full_disk(f"stage {stage} could not write to {partial}", then) from error
         raise
-    final = run.stage_dir(stage)
-    if final.exists():
-        shutil.rmtree(final)
-    partial.rename(final)
     return StageResult(stage, final, key, json.loads(json.dumps(figures)), seconds)
 
 
