@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from multiprocessing.context import SpawnProcess
@@ -170,3 +172,28 @@ def test_no_worker_is_left_behind(how: signal.Signals, tmp_path: Path) -> None:
     assert len(gone) == 2 and not alive
     if how is signal.SIGINT:
         assert b"KeyboardInterrupt" in told and b"SpawnProcess" not in told
+
+
+def test_ctrl_c_while_workers_start_is_left_to_their_parent() -> None:
+    """It goes to every process of a terminal, and found them in the middle of their imports."""
+    done, interrupted = threading.Event(), set()
+
+    def interrupt() -> None:
+        while not done.is_set():
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    if any("spawn_main" in word for word in child.cmdline()):
+                        child.send_signal(signal.SIGINT)
+                        interrupted.add(child.pid)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with closing(in_order(square, range(4), 2, "died")) as results:
+            assert [result for result, _ in results] == [0, 1, 4, 9]
+    finally:
+        done.set()
+        thread.join()
+    assert len(interrupted) == 2
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -13,6 +13,7 @@ for those without end (seen on Python 3.11.7).
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -22,6 +23,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
@@ -74,6 +76,18 @@ def in_order(
             worker.end()
 
 
+@contextlib.contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A process that is started here never hears Ctrl-C, which goes to all of a terminal's: before it can ignore it, it
+    would die of it with a traceback in the middle of its imports. Whoever starts it hears it when the start is over."""
+    resource_tracker.ensure_running()  # which lets signals in again when it starts its own process
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Died(Exception):
     """A worker ended before its work, or could not be started."""
 
@@ -88,7 +102,8 @@ class _Worker:
             self.pipe, theirs = context.Pipe()
             with theirs:  # its end is open in the worker alone, so that the worker's death is seen as the end of file
                 self.process: SpawnProcess = context.Process(target=_work, args=(do, theirs, os.getpid()), daemon=True)
-                self.process.start()
+                with _deaf_to_ctrl_c():
+                    self.process.start()
         except OSError as error:
             raise _Died from error
 
