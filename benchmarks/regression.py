@@ -146,6 +146,7 @@ def configuration(options: argparse.Namespace) -> RunConfig:
         # The adapter that preference training starts from: little of it, and from short samples.
         changes |= {"sft.learning_rate": 1e-4, "sft.max_steps": 4, "datasets.sft.max_length": 2048}
         changes |= {"datasets.sft.max_samples": 8, "model.chat_template": "chatml"}
+        changes["preference.max_grad_norm"] = 0.1  # gradients are longer: clipping too early shows only where one clips
     if options.accumulation:
         changes["preference.gradient_accumulation"] = options.accumulation
     if built:
