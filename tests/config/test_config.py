@@ -106,22 +106,22 @@ def test_an_unknown_preset_names_the_ones_there_are() -> None:
         load_config("huge-tpu")
 
 
-@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [1\n"])
-def test_a_config_file_that_is_no_mapping_says_so(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(content)
-    with pytest.raises(TraceForgeError, match=r"mine\.yaml"):
-        load_config(file=file)
-
-
 @pytest.mark.parametrize(
-    "content",
-    [b"ingest: {path: /tmp/\xe9}", "ingest: {}".encode("utf-16"), b"sft: {max_steps: 2020-13-45}", b"[" * 100_000],
+    ("content", "why"),
+    [
+        (b"- a\n- b\n", "must hold sections"),
+        (b"a: [1\n", "is not valid YAML"),
+        (b"sft: {max_steps: 2020-13-45}", "is not valid YAML"),
+        (b"[" * 100_000, "is not valid YAML"),
+        (b"ingest: {path: /tmp/\xe9}", "is not UTF-8"),
+        ("ingest: {}".encode("utf-16"), "is not UTF-8"),
+    ],
+    ids=["a list", "an open bracket", "no date", "endless nesting", "Latin-1", "UTF-16"],
 )
-def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_config_file_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path, content: bytes, why: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_bytes(content)
-    with pytest.raises(TraceForgeError, match=r"mine\.yaml"):
+    with pytest.raises(TraceForgeError, match=rf"mine\.yaml {why}"):
         load_config(file=file)
 
 

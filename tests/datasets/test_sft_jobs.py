@@ -136,7 +136,7 @@ def test_jobs_hold_every_chosen_candidate_once_and_in_order(shape: list[tuple[in
     firsts = [0, *accumulate(counts)]
     found: list[int] = []
     sides: list[Side] = ["held_out" if n % 3 else "train" for n in range(len(shape))]
-    for job in plan(np.array(chosen, np.int64), counts, sizes, sides):
+    for job in plan(np.array(chosen, np.int64), counts, sizes, sides, lambda _: ()):
         assert job.sides == tuple(sides[n] for n in job.trajectories)
         of_job = [firsts[n] + turn for n in job.trajectories for turn in range(counts[n])]
         found += [number for place, number in enumerate(of_job) if job.wanted is None or place in job.wanted]

@@ -20,6 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,8 +76,7 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
     scratch = out_dir / ".samples"
 
     def make(chosen: npt.NDArray[np.int64]) -> Generator[tuple[int, Made], None, None]:
-        once = settings.sft.repeated_turns == "once"
-        jobs = plan(chosen, counts, sizes, sides, repeats.of if once else lambda number: ())
+        jobs = plan(chosen, counts, sizes, sides, repeats.of)
         with closing(make_parts(jobs, corpus, renderer, inputs["model"], settings, scratch)) as parts:
             yield from ((_turns(job, counts), made) for job, made in zip(jobs, parts, strict=True))
 
@@ -126,13 +126,14 @@ def _survey(
             formats.append(sys.intern(trajectory.format))
             told.add()
     repeats = keys.settle()
-    if settings.sft.repeated_turns == "once":
-        for number, count in enumerate(counts):
-            if count and (elsewhere := len(repeats.of(number))):
-                learnable = repeats.turns(number)
-                report.add_repeats(formats[number], elsewhere, learnable)
-                left = learnable - elsewhere
-                counts[number] = left if settings.sft.style == "blocks" else min(left, 1)
+    if settings.sft.repeated_turns == "every":  # known all the same, for the split
+        repeats = replace(repeats, repeated=np.zeros_like(repeats.repeated))
+    for number, count in enumerate(counts):
+        if count and (elsewhere := len(repeats.of(number))):
+            learnable = repeats.turns(number)
+            report.add_repeats(formats[number], elsewhere, learnable)
+            left = learnable - elsewhere
+            counts[number] = left if settings.sft.style == "blocks" else min(left, 1)
     log.info("%d trajectories, %d possible SFT samples", len(records), sum(counts))
     return records, counts, repeats
 

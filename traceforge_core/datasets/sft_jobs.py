@@ -1,6 +1,6 @@
 """SFT samples of a whole corpus: in this process, or in several for a corpus that is worth their start.
 
-    jobs = plan(chosen, counts, sizes, sides)
+    jobs = plan(chosen, counts, sizes, sides, repeats.of)
     for made in make_parts(jobs, corpus, renderer, model_dir, config.datasets, scratch):
         made.parts["train"], made.samples, made.dropped
 
@@ -83,7 +83,7 @@ def plan(
     counts: Sequence[int],
     sizes: Sequence[int],
     sides: Sequence[Side],
-    repeated: Callable[[int], tuple[int, ...]] = lambda number: (),
+    repeated: Callable[[int], tuple[int, ...]],
 ) -> list[SampleJob]:
     """Jobs for the candidates `chosen` (numbers over the whole corpus, ascending; int64), where trajectory n has
     `counts[n]` candidates and `sizes[n]` characters, lies on the side `sides[n]`, and `repeated(n)` of its learnable
