@@ -121,7 +121,7 @@ def test_a_full_run_and_then_one_stage_of_it_complete_with_their_artifacts(serve
     }
     assert "data:image/png;base64," in shown["compare-report"] and "data:image/png;base64," in shown["monitoring"]
     # Lines of the training processes reach the run's log, some time after they were written.
-    wait_for(lambda: "step 2/2" in served.log(full))
+    wait_for(lambda: "step 2/2" in served.log(full), seconds=30)
     assert set(shown) >= {"sft-progress", "oracle-progress", "branch-parallel-progress"}
     assert float(shown["sft-progress"]) == 100
     [run] = [path for path in served.runs_dir.iterdir() if (path / "config.json").is_file()]
@@ -211,8 +211,8 @@ def test_cancelling_in_the_middle_of_training_leaves_no_worker_and_no_half_outpu
     wait_for(lambda: bool(workers()), seconds=180)
     wait_for(lambda: "step 1/" in served.log(flow_run), seconds=120)
     served.prefect("flow-run", "cancel", flow_run)
-    wait_for(lambda: not workers(), seconds=30)
-    assert served.wait(flow_run, seconds=120) == "Cancelled"
+    wait_for(lambda: not workers(), seconds=15)
+    assert served.wait(flow_run, seconds=60) == "Cancelled"
     [run] = [path for path in served.runs_dir.iterdir() if flow_run in (path / "invocation.json").read_text()]
     assert not (run / "sft").exists() and (run / "datasets" / "manifest.json").is_file()
     assert (run / "monitoring" / "host_monitor.csv").read_bytes().endswith(b"\n")
@@ -234,8 +234,8 @@ def test_a_killed_flow_run_is_crashed_and_the_next_one_goes_on_from_its_checkpoi
     [run] = [path for path in served.runs_dir.iterdir() if first in (path / "invocation.json").read_text()]
     wait_for(lambda: bool(checkpoints()), seconds=120)
     trainers()[0].parent().kill()  # type: ignore[union-attr]
-    wait_for(lambda: served.state(first) == "Crashed", seconds=60)
-    wait_for(lambda: not trainers(), seconds=20)
+    wait_for(lambda: served.state(first) == "Crashed", seconds=30)
+    wait_for(lambda: not trainers(), seconds=5)
 
     with SyncPrefectClient(served.url) as client:
         set_up_crash_detection(client, silence=timedelta(seconds=45))
@@ -246,7 +246,7 @@ def test_a_killed_flow_run_is_crashed_and_the_next_one_goes_on_from_its_checkpoi
     worker.suspend()  # it sees and says nothing any more, as on a machine that went down
     try:
         trainers()[0].parent().kill()  # type: ignore[union-attr]
-        wait_for(lambda: not trainers(), seconds=20)
+        wait_for(lambda: not trainers(), seconds=5)
         assert served.state(second) == "Running"
         wait_for(lambda: served.state(second) == "Crashed", seconds=120)
     finally:
@@ -287,7 +287,7 @@ def test_a_server_and_a_worker_that_are_killed_are_started_again_while_their_run
     (run / "STOP").touch()
     assert served.wait(flow_run, seconds=90) == "Cancelled"
     # Lines reach the server some time after the run has ended.
-    wait_for(lambda: "with a checkpoint, because" in served.log(flow_run))
+    wait_for(lambda: "with a checkpoint, because" in served.log(flow_run), seconds=30)
 
 
 def httpx_answers(url: str) -> bool:
@@ -318,7 +318,7 @@ from deployments import serve
 from traceforge_core.processes.bound import adopt_orphans
 
 def until(what):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 20
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.05)

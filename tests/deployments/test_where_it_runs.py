@@ -216,6 +216,6 @@ def test_killing_make_serve_leaves_no_server_and_no_worker(site: Site) -> None:
     before = site.processes()
     assert {"server", "worker"} <= {word for process in before for word in process.cmdline()}
     site.process.kill()
-    wait_for(lambda: site.processes() == [], seconds=30)
+    wait_for(lambda: site.processes() == [], seconds=15)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{site.url}/api/health", timeout=5)

@@ -34,11 +34,11 @@ def test_a_library_that_hangs_is_ended_after_the_limit_with_all_it_started(tmp_p
         "time.sleep(60)"
     )
     started = time.monotonic()
-    trial = run_trial("NF4", 4, with_package(tmp_path, "bitsandbytes", code))
-    assert time.monotonic() - started < 30, "and not the minute that the library takes"
-    assert (trial.ok, trial.what) == (False, "no answer within 4 s")
+    trial = run_trial("NF4", 1.5, with_package(tmp_path, "bitsandbytes", code))
+    assert time.monotonic() - started < 10
+    assert (trial.ok, trial.what) == (False, "no answer within 1.5 s")
     grandchild = Path("/proc") / (tmp_path / "pid").read_text()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 5
     while (
         grandchild.exists() and "Z" not in (grandchild / "stat").read_text().split()[2] and time.monotonic() < deadline
     ):

@@ -39,7 +39,7 @@ def start(home: Path, how: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def is_gone(pid: int, seconds: float = 20) -> bool:
+def is_gone(pid: int, seconds: float = 5) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

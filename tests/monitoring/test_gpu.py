@@ -6,7 +6,6 @@ import os
 import stat
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,12 +64,13 @@ def watch_until(folder: Path, rows: int, interval: float = 0.05) -> list[dict[st
     thread = threading.Thread(target=gpu.watch, args=(folder, interval, stop, os.getpid()))
     thread.start()
     try:
-        deadline = time.monotonic() + 60
-        while len(list(read_rows(folder / gpu.FILE_NAME))) < rows and time.monotonic() < deadline:
+        for _ in range(400):
+            if len(list(read_rows(folder / gpu.FILE_NAME))) >= rows:
+                break
             stop.wait(0.02)
     finally:
         stop.set()
-        thread.join(timeout=30)
+        thread.join(timeout=10)
     assert not thread.is_alive()
     return list(read_rows(folder / gpu.FILE_NAME))
 

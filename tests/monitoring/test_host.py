@@ -23,13 +23,13 @@ def sample(folder: Path, enough: Callable[[list[dict[str, str]]], bool], ignore:
     stop = threading.Event()
     thread = threading.Thread(target=host.watch, args=(folder, 0.2, stop, os.getpid()), kwargs={"ignore": ignore})
     thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 20
     rows: list[dict[str, str]] = []
     while time.monotonic() < deadline and not enough(rows):
         time.sleep(0.1)
         rows = list(read_rows(folder / host.FILE_NAME))
     stop.set()
-    thread.join(timeout=30)
+    thread.join(timeout=10)
     assert not thread.is_alive()
     return rows
 

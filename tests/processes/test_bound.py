@@ -35,7 +35,7 @@ def test_a_bound_process_dies_with_a_parent_that_is_killed() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         parent.kill()
-    psutil.wait_procs([child], timeout=20)
+    psutil.wait_procs([child], timeout=5)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 

@@ -115,7 +115,7 @@ def test_two_hosts_train_what_one_does_and_neither_outlives_the_other(
 
     told = train_on(first, second, endless, inputs, tmp_path / "endless", at_first_step=kill_second, fails=True)
     assert "branch_parallel: torchrun, one of 2 hosts, ended with exit status 1" in told
-    _, left = psutil.wait_procs(seen, timeout=30)
+    _, left = psutil.wait_procs(seen, timeout=15)
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 

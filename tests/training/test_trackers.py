@@ -119,10 +119,10 @@ def test_a_tracker_that_is_not_installed_is_said_at_once_with_what_to_install(
         importlib.util, "find_spec", lambda name, *more: None if name == "wandb" else there(name, *more)
     )
     config = configure(preference__report_to=["tensorboard", "wandb"])
-    began = time.process_time()
+    began = time.monotonic()
     with pytest.raises(TraceForgeError, match=r"preference\.report_to names wandb, .* pip install wandb"):
         require_trackers(config)
-    assert time.process_time() - began < 1
+    assert time.monotonic() - began < 1
     job = stages.preference_job("oracle", config, inputs, tmp_path / "out")
     with pytest.raises(TraceForgeError, match="not installed"):
         stages.run_job(job)

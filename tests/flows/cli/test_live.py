@@ -7,7 +7,6 @@ import pty
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
@@ -54,9 +53,7 @@ def test_without_a_terminal_lines_come_now_and_then(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     told = [line for line in lines if "datasets: making pairs: " in line]
     assert any("starting: at work" in line for line in lines)
-    first, last = (datetime.strptime(line[:8], "%H:%M:%S").replace(tzinfo=UTC) for line in (told[0], told[-1]))
-    seconds = (last - first).seconds + 1  # as told, so up to one more; on a busy machine the work takes longer
-    assert 2 <= len(told) <= min(20, 1 + seconds / 0.5), "every half second: not thirty times"
+    assert 2 <= len(told) <= 5, "now and then: not thirty times"
     assert re.search(r"\d\d:\d\d:\d\d  datasets: making pairs: \d+ of 30 cases, \d+ pairs", told[0])
     assert "a line that people want to see" in done.stderr and "step 15/30" not in done.stderr
     assert "\x1b" not in done.stderr

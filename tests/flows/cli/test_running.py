@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import sqlite3
 import subprocess
@@ -78,18 +77,12 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def cpu_seconds() -> float:
-    """What commands that have ended worked in all: the time they take on a machine that is not busy."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime
-
-
 def test_help_answers_in_under_a_second(command: Command) -> None:
     seconds = []
     for _ in range(3):
-        began = cpu_seconds()
+        began = time.monotonic()
         result = command("--help")
-        seconds.append(cpu_seconds() - began)
+        seconds.append(time.monotonic() - began)
         assert result.returncode == 0
     assert all(name in result.stdout for name in ("run", "ingest", "show", "config", "stages"))
     assert min(seconds) < 1.0
@@ -176,11 +169,11 @@ def test_a_mistake_gets_one_message_and_leaves_nothing_behind(
 
 
 def test_a_wrong_path_is_told_in_a_second_or_two_without_a_server(command: Command, tmp_path: Path) -> None:
-    began = cpu_seconds()
+    began = time.monotonic()
     given = "datasets.preference={miners: [given], given: pairs.jsonl}"
     ran = command("run", "--set", given, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert "There is no file or folder pairs.jsonl (datasets.preference.given)" in ran.stderr
-    assert cpu_seconds() - began < 5, "what takes long is Prefect"
+    assert time.monotonic() - began < 10, "what takes long is Prefect"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -291,7 +284,7 @@ def test_a_signal_in_the_middle_of_training_leaves_no_process_and_nothing_that_l
     answer = json.loads(out)
     assert answer["error"].startswith(f"Stopped by {number.name}. Go on with: traceforge run --run ")
     assert "Traceback" not in err
-    wait_for(lambda: processes_with(prefect_home) == [], seconds=30)
+    wait_for(lambda: processes_with(prefect_home) == [], seconds=10)
     assert stages_of(answer)["sft"] == "interrupted" and stages_of(answer)["oracle"] == "not_run"
     run = Run.open(tmp_path / "runs")
     assert run.result("sft") is None and run.result("datasets") is not None
@@ -307,9 +300,9 @@ def test_killing_the_command_ends_its_server_and_the_run_shows_as_interrupted(
         wait_for(lambda: bool(list(tmp_path.glob("runs/*/.partial/sft/child.pid"))))
         assert stages_of(one_object(command("show", "--json")))["sft"] == "running"
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=10)
         child = int(next(tmp_path.glob("runs/*/.partial/sft/child.pid")).read_text())
-        wait_for(lambda: {each.pid for each in processes_with(prefect_home)} <= {child}, seconds=30)
+        wait_for(lambda: {each.pid for each in processes_with(prefect_home)} <= {child}, seconds=10)
     assert stages_of(one_object(command("show", "--json")))["sft"] == "interrupted"
 
 
