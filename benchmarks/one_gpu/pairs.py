@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from one_gpu.measuring import GIB, cap, measure, record
-from one_gpu.model import shared_model
+from one_gpu.model import qwen3_8b, shared_model
 from one_gpu.steps import (
     COMPLETION,
     PROMPT,
@@ -48,26 +49,36 @@ def section_branch() -> None:
 
 
 def section_long() -> None:
-    """Long pairs, all weights loaded, the first layers run: a layer's peak is every layer's, and time adds up."""
+    """The longest pairs that the planner allows: under 24 GiB through all layers, under 80 GiB through the first layer
+    with all weights loaded (a layer's peak is every layer's; through all of them it would take more than an hour)."""
     from traceforge_core.longcontext.enable import decoder_of
 
     model = shared_model()
     decoder = decoder_of(model)
-    every, count = decoder.layers, len(decoder.layers)
-    for prompt, layers, gib, settings in (
-        (LONG_PROMPT, 4, 24, {}),
-        (310_784, 1, 24, {"head_groups": 8, "tile": 1024}),
-        (542_720, 1, 80 - 10 * (542_720 + 2 * COMPLETION) * 8192 / GIB, {"head_groups": 8, "tile": 1024}),
-    ):
+    every = decoder.layers
+    for gib, layers in ((80, 1), (24, len(every))):
+        plan = planned_longest(gib)
+        name = f"longest pair under {gib} GiB, {plan.work.prompt} + 2 × {COMPLETION}"
         decoder.layers = every[:layers]
         try:
             with cap(gib):
-                enable(model, **settings)
-                call = functools.partial(tiled_pair, model, prompt, COMPLETION)
-                seconds = measure("long", f"pair {prompt} + 2 × {COMPLETION}", call, cap_gib=gib, layers=layers)
+                enable(model)
+                tiled_pair(model, 4096, 64)
+                call = functools.partial(tiled_pair, model, plan.work.prompt, COMPLETION)
+                measure("long", name, call, cap_gib=gib, layers=layers, planned_gib=plan.peak / GIB)
         finally:
             decoder.layers = every
-        record("long", f"pair {prompt}", layers_of=f"{layers} of {count}", seconds_all_layers=seconds * count / layers)
+        record("long", name, host_gib=host_gib(), planned_host_gib_all_layers=plan.host / GIB)
+
+
+def planned_longest(gib: float) -> Any:
+    """The planner's estimate of the longest shared-prefix pair under so much memory."""
+    from traceforge_core.longcontext.estimate import Setup
+    from traceforge_core.longcontext.memory import Dimensions
+    from traceforge_core.longcontext.planner import longest_prompt
+
+    dims = Dimensions.of(qwen3_8b())
+    return longest_prompt(dims, Setup(gpu_gib=gib), "shared_prefix", COMPLETION)
 
 
 def section_long_whole() -> None:

@@ -98,3 +98,19 @@ def test_fused_kernels_agree_with_plain_torch_in_float64(dtype: torch.dtype) -> 
 
     for one, other in zip(all_kernels(dtype), all_kernels(torch.float64), strict=True):
         assert float((one.double() - other).norm() / other.norm()) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rotation_goes_on_beyond_a_million_tokens() -> None:
+    """A grid's second axis ends at 65,535 programs: with 16 rows each that were 1,048,560 tokens."""
+    tokens = 16 * 65_536 + 5
+    heads, grad = (torch.randn(tokens, 2, 16, device="cuda") for _ in range(2))
+    cos, sin = (torch.randn(tokens, 16, device="cuda") for _ in range(2))
+    end = slice(tokens - 40, tokens)
+    turned = pointwise.rotate(heads, cos, sin, None)
+    torch.testing.assert_close(turned[end], pointwise.rotate(heads[end], cos[end], sin[end], None))
+    expected = heads[end].clone()
+    pointwise.rotate_backward(grad[end], expected, cos[end], sin[end], None)
+    pointwise.rotate_backward(grad, heads, cos, sin, None)
+    torch.testing.assert_close(heads[end], expected)

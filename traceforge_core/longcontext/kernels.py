@@ -42,11 +42,12 @@ def _add_rms_norm_backward(dy, x, w, dx, dy_stride, x_stride, dx_stride, n, eps,
 
 @triton.jit
 def _rotate(
-    x, cos, sin, w, y, tokens, x_token, x_head, y_token, y_head, table, half, eps,
+    x, cos, sin, w, y, heads, tokens, x_token, x_head, y_token, y_head, table, half, eps,
     NORM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    place = tl.program_id(0).to(tl.int64)
+    head = place % heads
+    rows = place // heads * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     mask = (rows < tokens)[:, None] & (cols < half)[None, :]
     at = x + head * x_head + rows[:, None] * x_token + cols[None, :]
@@ -72,11 +73,12 @@ def _rotate(
 
 @triton.jit
 def _rotate_backward(
-    dy, x, cos, sin, w, tokens, dy_token, dy_head, x_token, x_head, table, half, eps,
+    dy, x, cos, sin, w, heads, tokens, dy_token, dy_head, x_token, x_head, table, half, eps,
     NORM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    place = tl.program_id(0).to(tl.int64)
+    head = place % heads
+    rows = place // heads * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     mask = (rows < tokens)[:, None] & (cols < half)[None, :]
     source = dy + head * dy_head + rows[:, None] * dy_token + cols[None, :]
@@ -109,8 +111,9 @@ def _rotate_backward(
 
 @triton.jit
 def _swiglu(gate, up, y, in_stride, y_stride, n, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(n, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    cols = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = cols < n
     loaded = tl.load(gate + row * in_stride + cols, mask=mask, other=0.0)
     g = loaded.to(tl.float32)
@@ -121,8 +124,9 @@ def _swiglu(gate, up, y, in_stride, y_stride, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def _swiglu_backward(dy, gate, up, y, dy_stride, in_stride, y_stride, n, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(n, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    cols = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = cols < n
     loaded = tl.load(gate + row * in_stride + cols, mask=mask, other=0.0)
     g = loaded.to(tl.float32)
@@ -162,9 +166,9 @@ def rotate(raw: Tensor, cos: Tensor, sin: Tensor, norm: tuple[Tensor, float] | N
     tokens, heads, width = raw.shape
     rows, block = 16, triton.next_power_of_2(width // 2)
     weight, eps = norm or (raw, 0.0)
-    _rotate[(heads, triton.cdiv(tokens, rows))](
-        raw, cos, sin, weight, out, tokens, raw.stride(0), raw.stride(1), out.stride(0), out.stride(1), cos.stride(0),
-        width // 2, eps, NORM=norm is not None, ROWS=rows, BLOCK=block, num_warps=4,
+    _rotate[(heads * triton.cdiv(tokens, rows),)](
+        raw, cos, sin, weight, out, heads, tokens, raw.stride(0), raw.stride(1), out.stride(0), out.stride(1),
+        cos.stride(0), width // 2, eps, NORM=norm is not None, ROWS=rows, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -174,9 +178,9 @@ def rotate_backward(grad_out: Tensor, raw: Tensor, cos: Tensor, sin: Tensor, nor
     tokens, heads, width = raw.shape
     rows, block = 16, triton.next_power_of_2(width // 2)
     weight, eps = norm or (raw, 0.0)
-    _rotate_backward[(heads, triton.cdiv(tokens, rows))](
-        grad_out, raw, cos, sin, weight, tokens, grad_out.stride(0), grad_out.stride(1), raw.stride(0), raw.stride(1),
-        cos.stride(0), width // 2, eps, NORM=norm is not None, ROWS=rows, BLOCK=block, num_warps=4,
+    _rotate_backward[(heads * triton.cdiv(tokens, rows),)](
+        grad_out, raw, cos, sin, weight, heads, tokens, grad_out.stride(0), grad_out.stride(1), raw.stride(0),
+        raw.stride(1), cos.stride(0), width // 2, eps, NORM=norm is not None, ROWS=rows, BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 
@@ -184,7 +188,7 @@ def swiglu(gate: Tensor, up: Tensor, out: Tensor) -> Tensor:
     """See `pointwise.swiglu`. gate and up share their row stride."""
     rows, width = gate.shape
     block = min(2048, triton.next_power_of_2(width))
-    _swiglu[(triton.cdiv(width, block), rows)](
+    _swiglu[(rows * triton.cdiv(width, block),)](
         gate, up, out, gate.stride(0), out.stride(0), width, BLOCK=block, num_warps=4
     )
     return out
@@ -195,7 +199,7 @@ def swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor, out: Tensor) -> 
     rows, width = gate.shape
     block = min(2048, triton.next_power_of_2(width))
     strides = grad_out.stride(0), gate.stride(0), out.stride(0)
-    _swiglu_backward[(triton.cdiv(width, block), rows)](
+    _swiglu_backward[(rows * triton.cdiv(width, block),)](
         grad_out, gate, up, out, *strides, width, BLOCK=block, num_warps=4
     )
 
