@@ -3,8 +3,9 @@
     told = compare_exactly(config, {"model": ..., "datasets": ..., "sft": ...}, out_dir)
     told["branch_parallel"]["outcome"]          # "pass" or "fail"
 
-Strategies compute the same function of any model, so a small part of a large one will do: its first two layers, and
-pairs cut to 768 tokens (or to what the oracle can hold). What is found here is wrong; what is not is right to 1e-5.
+Strategies compute the same function of any model, so a small part of a large one will do: its first two layers,
+unpacked where they are quantised, and pairs cut to 768 tokens (or to what the oracle can hold). What is found here is
+wrong; what is not is right to 1e-5.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from traceforge_core.comparison.rounding import WAYS, rounding_of
 from traceforge_core.comparison.series import run_series
 from traceforge_core.comparison.tolerances import judge_exactly
 from traceforge_core.config import RunConfig, lay_over
+from traceforge_core.errors import TraceForgeError
 from traceforge_core.training.job import STRATEGIES, Job, Kind
 from traceforge_core.training.stages import preference_job
 
@@ -103,36 +105,33 @@ def _smaller_inputs(config: RunConfig, inputs: Mapping[str, Path], scratch: Path
 
     weights, revision = weights_of(inputs["model"])
     folder = Path(weights)
-    here = dict(inputs)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else WHOLE_BYTES + 1
-    if size > WHOLE_BYTES:
-        from transformers import AutoConfig
-
-        own = AutoConfig.from_pretrained(weights, revision=revision, trust_remote_code=config.model.trust_remote_code)
-        if getattr(own, "quantization_config", None) is not None:
-            return f"the weights of {weights} are quantised already"
-        here |= _first_layers(config, inputs, weights, revision, scratch)
-    return here
+    about = folder / "config.json"
+    packed = about.is_file() and "quantization_config" in json.loads(about.read_text(encoding="utf-8"))
+    if size <= WHOLE_BYTES and not packed:
+        return dict(inputs)
+    try:
+        return {**inputs, **_first_layers(config, inputs, weights, revision, scratch)}
+    except TraceForgeError as error:
+        return str(error)
 
 
 def _first_layers(
     config: RunConfig, inputs: Mapping[str, Path], weights: str, revision: str | None, scratch: Path
 ) -> dict[str, Path]:
-    """The model stage's folder, and the adapter, with two layers."""
+    """The model stage's folder, and the adapter, with two layers; unpacked, where the weights are quantised. On the
+    CPU: this process lives on beside the workers, which need the GPU."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        weights,
-        revision=revision,
-        dtype=torch.bfloat16,
-        num_hidden_layers=LAYERS,
-        trust_remote_code=config.model.trust_remote_code,
-    )
+    from traceforge_core.modeling.unpacked import load_unpacked
+
+    trusted = config.model.trust_remote_code
+    model, _ = load_unpacked(weights, revision, torch.bfloat16, layers=LAYERS, trust_remote_code=trusted)
     folder = scratch / "model"
     model.save_pretrained(folder / "weights")
     shutil.copytree(inputs["model"] / "tokenizer", folder / "tokenizer")
-    facts = json.loads((inputs["model"] / "model.json").read_text(encoding="utf-8")) | {"weights": "weights"}
+    facts = json.loads((inputs["model"] / "model.json").read_text(encoding="utf-8"))
+    facts |= {"weights": "weights", "quantized": None}
     (folder / "model.json").write_text(json.dumps(facts), encoding="utf-8")
     return {"model": folder} | ({"sft": _first_layers_of_adapter(inputs["sft"], scratch)} if "sft" in inputs else {})
 

@@ -66,8 +66,8 @@ def plant_faults(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -
     shutil.rmtree(scratch)
     if not told:
         raise TraceForgeError(
-            "No fault can be planted: the model's weights are quantised already, so that there is no float32 run. "
-            "Leave the stage planted_faults out, or name the model's unquantised weights."
+            "No fault can be planted: there is no comparison in float32 (comparison.exact is off, or the line before "
+            "this says why). Leave the stage planted_faults out, or mend that."
         )
     found = {name: detection_in(planted[name][1] or CLEAN, one) for name, one in told.items()}
     figures = figures_of(found)

@@ -191,34 +191,14 @@ def _merge(
 def _load_base(config: RunConfig, model_dir: Path, dtype: torch.dtype) -> tuple[Any, bool]:
     """The base in full precision, on a GPU where it fits; and whether its checkpoint is 4-bit and was unpacked."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     from traceforge_core.modeling.loading import weights_of
+    from traceforge_core.modeling.unpacked import load_unpacked
 
-    weights, revision = weights_of(model_dir)
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": config.model.trust_remote_code}
-    try:
-        own = AutoConfig.from_pretrained(weights, **options)
-        packed = getattr(own, "quantization_config", None) is not None
-        if packed and torch.cuda.is_available():
-            options["device_map"] = {"": 0}
-        model = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, **options)
-        if packed:
-            model = model.dequantize().to(dtype)
-            _forget_unpacking(model)
-    except (OSError, ValueError, ImportError) as error:
-        raise TraceForgeError(f"Cannot load the model {weights}: {error}") from error
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    trusted = config.model.trust_remote_code
+    model, packed = load_unpacked(*weights_of(model_dir), dtype, device=device, trust_remote_code=trusted)
     return _placed(model), packed
-
-
-def _forget_unpacking(model: Any) -> None:
-    """transformers undoes on saving what it did to weights on loading. Unpacking cannot be undone, nor should it."""
-    kept = []
-    for conversion in getattr(model, "_weight_conversions", None) or []:
-        with contextlib.suppress(NotImplementedError):
-            conversion.reverse_transform()
-            kept.append(conversion)
-    model._weight_conversions = kept
 
 
 def _placed(model: Any) -> Any:
