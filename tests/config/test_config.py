@@ -70,6 +70,8 @@ def test_text_that_a_file_leaves_bare_is_to_be_quoted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
+        ("sft.batch_size=true", ["sft.batch_size", "must be a number"]),
+        ("comparison.oracle_max_length=yes", ["comparison.oracle_max_length", "must be a number"]),
         ("model.backend=tensorflow", ["model.backend", "'transformers'"]),
         ("sft.steps=3", ["sft.steps", "max_steps"]),
         ("sft.max_steps=-1", ["sft.max_steps", "greater than 0", "-1"]),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
@@ -29,3 +29,13 @@ class Section(BaseModel):
             r"(?<=[a-z])(?=[A-Z])", " ", section.__name__.removesuffix("Config")
         ),
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, field: ValidationInfo) -> Any:
+        """Pydantic takes true for 1."""
+        annotation = cls.model_fields[str(field.field_name)].annotation
+        kinds = {getattr(kind, "__origin__", kind) for kind in get_args(annotation) or (annotation,)}
+        if isinstance(value, bool) and kinds & {int, float}:
+            raise ValueError("must be a number")
+        return value
