@@ -13,11 +13,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from traceforge_core.comparison.parity import read_steps, saved_gradients
-from traceforge_core.modeling.adapters import read_adapter
+from traceforge_core.modeling.adapters import WEIGHTS, read_adapter
 
 NOTHING = 1e-9  # stands for 0 in a logarithm
 
@@ -52,7 +53,7 @@ class Deviations:
 
 def deviations(oracle: Path, run: Path, last_step: int, name: str | None = None) -> Deviations:
     """Measure a run against the oracle up to a step."""
-    from traceforge_core.training.sketch import cosine, distance, norm, sketch
+    from traceforge_core.training.sketch import cosine, distance, norm
 
     reference, own = read_steps(oracle)[: last_step + 1], read_steps(run)[: last_step + 1]
     steps = min(last_step, len(reference), len(own))
@@ -60,7 +61,7 @@ def deviations(oracle: Path, run: Path, last_step: int, name: str | None = None)
     def weights(folder: Path, records: Sequence[Any]) -> list[list[float]]:
         """Sketches of the adapter before step 1, after step 1, ..."""
         before = [record.weights_sketch or [] for record in records]
-        return before if len(before) > steps else [*before, sketch(read_adapter(folder / "adapter").items())]
+        return before if len(before) > steps else [*before, _sketch_of(folder / "adapter")]
 
     ours, theirs = weights(run, own), weights(oracle, reference)
     moved = [norm([a - b for a, b in zip(at, theirs[0], strict=True)]) for at in theirs]
@@ -78,6 +79,21 @@ def deviations(oracle: Path, run: Path, last_step: int, name: str | None = None)
         moved=[_log_ratio(distance(ours[t], ours[0]), moved[t]) for t in range(1, steps + 1)],
         **_by_layer(oracle, run, steps),
     )
+
+
+def _sketch_of(adapter: Path) -> list[float]:
+    """Of an adapter on the disk. The oracle's is asked for once a run that is held against it, and made once."""
+    weights = adapter / WEIGHTS
+    file = weights.stat() if weights.exists() else None  # read_adapter says what is missing
+    return _sketch_once(adapter, (file.st_ino, file.st_size, file.st_mtime_ns) if file else None)
+
+
+@lru_cache(maxsize=8)
+def _sketch_once(adapter: Path, written: tuple[int, int, int] | None) -> list[float]:
+    """`written`: tells a file from another that takes its place."""
+    from traceforge_core.training.sketch import sketch
+
+    return sketch(read_adapter(adapter).items())
 
 
 def _by_layer(oracle: Path, run: Path, steps: int) -> dict[str, dict[str, list[float]]]:

@@ -211,7 +211,7 @@ def turned_gradients(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict
     """Relative L2 difference of each parameter's gradient, all of `ours` scaled to the length of all of `theirs`. {}
     where either is zero."""
     own_length, length = (
-        math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values())) for gradients in (ours, theirs)
+        math.sqrt(sum(_squared(gradient.double()) for gradient in gradients.values())) for gradients in (ours, theirs)
     )
     if not (own_length and length):
         return {}
@@ -247,8 +247,14 @@ def _gradients(oracle: Path, candidate: Path, reference: StepRecord, rounding: M
 def _turned(own: Any, reference: Any) -> float:
     """How far AdamW's first steps with these gradients would be apart, squared, at a rate of 1: a step is the sign of
     the gradient, so that an entry of rounding and nothing else moves its weight by a whole step either way."""
-    ours, theirs = (gradient.double() / (gradient.double().abs() + ADAM_EPSILON) for gradient in (own, reference))
-    return float((ours - theirs).square().sum())
+    ours, theirs = (gradient / gradient.abs().add_(ADAM_EPSILON) for gradient in (own.double(), reference.double()))
+    return _squared(ours.sub_(theirs))
+
+
+def _squared(values: Any) -> float:
+    """The square of a tensor's length, in one pass and without a copy."""
+    flat = values.reshape(-1)
+    return float(flat @ flat)
 
 
 def _difference(own: float | None, reference: float | None) -> float:

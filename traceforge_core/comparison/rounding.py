@@ -52,10 +52,11 @@ def rounding_of(oracle: Path, runs: Sequence[Path]) -> Rounding:
     found: Rounding = {}
     step = 1
     while (theirs := saved_gradients(oracle, step)) is not None:
-        each = [saved_gradients(run, step) for run in runs]
-        told = [turned_gradients(ours, theirs) for ours in each if ours is not None]
-        if len(told) < len(runs):
-            break
+        told = []
+        for run in runs:  # one run's gradients in memory at a time
+            if (ours := saved_gradients(run, step)) is None:
+                return found
+            told.append(turned_gradients(ours, theirs))
         found[step] = {name: max(differences[name] for differences in told) for name in theirs}
         step += 1
     return found

@@ -57,8 +57,9 @@ def relative_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[f
     for name in sorted(theirs):
         if ours[name].shape != theirs[name].shape:
             raise TraceForgeError(f"{name} has shape {tuple(ours[name].shape)} in one and {tuple(theirs[name].shape)}.")
-        difference = float((ours[name].double() - theirs[name].double()).square().sum())
-        size = float(theirs[name].double().square().sum())
+        own, other = ours[name].double().reshape(-1), theirs[name].double().reshape(-1)
+        apart = own - other
+        difference, size = float(apart @ apart), float(other @ other)
         total_difference += difference
         total_size += size
         relative = _ratio(math.sqrt(difference), math.sqrt(size))

@@ -17,9 +17,10 @@ from collections.abc import Iterable, Sequence
 import torch
 
 SKETCH_SIZE = 32
-CHUNK = {"cpu": 1 << 12, "cuda": 1 << 18}  # values whose signs are made at once: they fit a cache, or take 64 MiB
+CHUNK = {"cpu": 1 << 16, "cuda": 1 << 18}  # values taken at once: they fit a cache, or their signs take 64 MiB
 # Two multipliers of SplitMix64's finaliser, as signed 64-bit integers.
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
+_SIGNS = (1 - 2 * ((torch.arange(256)[:, None] >> torch.arange(8)) & 1)).double()  # of each byte's eight bits
 
 
 def sketch(named: Iterable[tuple[str, torch.Tensor]]) -> list[float]:
@@ -28,16 +29,32 @@ def sketch(named: Iterable[tuple[str, torch.Tensor]]) -> list[float]:
     place = 0
     for _, tensor in sorted(named, key=lambda pair: pair[0]):
         flat = tensor.detach().reshape(-1)
-        rows = torch.arange(SKETCH_SIZE, device=flat.device)[:, None]
         size = CHUNK[flat.device.type]
         for start in range(0, flat.numel(), size):
             chunk = flat[start : start + size].double()
             bits = _hash(torch.arange(place, place + chunk.numel(), device=chunk.device))
-            # All signs at once: on a GPU a sum for each takes longer to launch than to compute.
-            part = (1 - 2 * ((bits >> rows) & 1)).double() @ chunk
+            part = signed_sums(chunk, bits) if chunk.is_cpu else signed_sums_at_once(chunk, bits)
             sums = part if sums is None else sums + part.to(sums.device)
             place += chunk.numel()
     return [0.0] * SKETCH_SIZE if sums is None else sums.tolist()
+
+
+def signed_sums(values: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """SKETCH_SIZE float64 sums of `values` (float64), the k-th with a minus wherever bit k of `bits` (int64) is set.
+
+    First the values with the same byte are summed, then the 256 sums are given their signs: four passes over the values
+    instead of SKETCH_SIZE, and on a CPU some ten times as fast. A GPU would sum the bytes' values in another order each
+    time, and two equal runs would not have equal sketches.
+    """
+    shifts = range(0, SKETCH_SIZE, 8)
+    return torch.cat([torch.bincount((bits >> k) & 255, values, minlength=256) @ _SIGNS for k in shifts])
+
+
+def signed_sums_at_once(values: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """The same up to rounding, as one product: on a GPU, where it is always summed in the same order and a sum for each
+    sign takes longer to launch than to compute."""
+    rows = torch.arange(SKETCH_SIZE, device=values.device)[:, None]
+    return (1 - 2 * ((bits >> rows) & 1)).double() @ values
 
 
 def distance(ours: Sequence[float], theirs: Sequence[float]) -> float:
