@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -118,6 +119,22 @@ def test_a_frozen_layer_and_an_embedding_that_trains_work_through_it(wide_norms:
     assert tiled_loss == pytest.approx(loss, rel=1e-12)
     assert_close(tiled, plain, 1e-10)
     assert any("embed_tokens" in name for name in tiled) and not any(".layers.1." in name for name in tiled)
+
+
+def test_frozen_embeddings_take_no_memory_until_the_backward_though_checkpointing_asks_for_their_gradient(
+    wide_norms: None,
+) -> None:
+    model, kept = tiny("qwen3"), []
+    batch = padded([30], left=True)
+    loss, plain = step(model, *batch)
+    model.enable_input_require_grads()
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, x: kept.append(weakref.ref(x)))
+    enable_long_context(model, "on", SMALL)
+    tiled_loss = model(input_ids=batch[0], attention_mask=batch[1], labels=batch[2], use_cache=False).loss
+    assert [x() for x in kept] == [None]
+    tiled_loss.backward()
+    assert tiled_loss.item() == pytest.approx(loss, rel=1e-12)
+    assert_close(gradients(model), plain, 1e-10)
 
 
 def test_gradients_accumulate_over_calls_and_calls_may_overlap(wide_norms: None) -> None:

@@ -38,9 +38,9 @@ EXPLAINED = {
     "label shift, mean or sum) and at what the branches exchange.",
     "loss": "The scores agree and the loss does not: look at β, γ, label smoothing and accumulation.",
     "gradient direction": "Scores and loss agree and the gradient points elsewhere: look at what is detached, clipped, "
-    "masked or not summed.",
-    "gradient norm": "The gradient points the right way but has another length: look at SUM against MEAN, loss scale "
-    "and clipping before the sum.",
+    "masked or not summed, and, where an adapter is young, at its scale.",
+    "gradient norm": "The gradient points the right way but has another length: look at SUM against MEAN, loss scale, "
+    "clipping before the sum and, where an adapter is young, its scale.",
     "learning rate": "The step was taken with another rate: look at the schedule and its number of steps.",
 }
 EXACT_RATE = 1e-9

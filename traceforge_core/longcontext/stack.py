@@ -62,6 +62,10 @@ def run_stack(
     decoder: the base model (embed_tokens, layers, norm, rotary_emb). x: embeddings of a flat sequence, (tokens,
     hidden); they are overwritten. positions: (tokens,), the position ids. blocks: who attends to whom.
     """
+    if x.is_leaf:
+        # Gradient checkpointing asks for the gradient of frozen embeddings; kept for it, they would take up the GPU
+        # until the end of the backward.
+        x = x.detach()
     training = decoder.training
     attention = decoder.layers[0].self_attn
     dtype = _compute_dtype(attention.q_proj, x)
