@@ -74,8 +74,8 @@ def data(
     datasets = found.result("datasets")
     if datasets is None:
         raise TraceForgeError(
-            f"Run {found.run_id} has no finished stage datasets. Finish it with: traceforge run --run {found.run_id} "
-            "--stages ingest,model,datasets"
+            f"Run {found.run_id} has no finished stage datasets. Finish it with: "
+            + found.command("ingest", "model", "datasets")
         )
     with at_work("writing the page", bars=not as_json):
         page = write_data_page(found.path, out)

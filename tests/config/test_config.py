@@ -53,7 +53,9 @@ def test_numbers_may_be_written_as_people_write_them(text: str, value: float) ->
     assert load_config(assignments=[f"sft.learning_rate={text}"]).sft.learning_rate == value
 
 
-@pytest.mark.parametrize("text", ["2024-01-01", "2024", "12e4567", "yes", "[1]", "~/logs"])
+@pytest.mark.parametrize(
+    "text", ["2024-01-01", "2024", "12e4567", "yes", "[1]", "~/logs", "logs #2", "#2", "a: b", "two\nlines"]
+)
 def test_text_is_text_whatever_yaml_reads_in_it(text: str) -> None:
     config = load_config(assignments=[f"ingest.path={text}", f"model.revision={text}"])
     assert (config.ingest.path, config.model.revision) == (text, text)

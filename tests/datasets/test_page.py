@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -93,6 +95,24 @@ def test_a_run_without_the_stages_says_which_to_run(page: Path, tmp_path: Path) 
         shutil.rmtree(partial / stage)
         with pytest.raises(TraceForgeError, match=f"no finished stage {stage}"):
             write_data_page(partial, tmp_path / "data.html")
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_that_was_there(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run, out = page.parent.parent / "my-run", tmp_path / "data.html"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(TraceForgeError, match=r"Cannot write .*folder: Is a directory\. Name another file with --out"):
+        write_data_page(run, tmp_path / "folder")
+    out.write_text("as it was")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TraceForgeError, match=f"The disk is full: cannot write {out}"):
+        write_data_page(run, out)
+    assert out.read_text() == "as it was"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["data.html", "folder"]
 
 
 def test_a_histogram_counts_every_value_and_draws_the_limit() -> None:

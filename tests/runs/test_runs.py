@@ -230,6 +230,13 @@ def test_a_stage_that_lost_part_of_its_outputs_is_not_finished(tmp_path: Path, h
     assert run.result("alpha") is None
 
 
+def test_the_command_that_goes_on_with_a_run_works_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Run.create(Path("runs"), "one").command("sft", "oracle") == "traceforge run --run one --stages sft,oracle"
+    other = Run.create(Path("my runs"), "two").command()
+    assert other == f"traceforge run --run two --runs-dir '{tmp_path.resolve() / 'my runs'}'"
+
+
 def test_json_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"x": 1})
     with pytest.raises(TypeError):

@@ -136,8 +136,9 @@ def _parse_assignment(assignment: str) -> dict[str, Any]:
     except NOT_YAML:
         value = text
     parts = name.strip().split(".")
-    if value is not None and _is_text(parts):
-        value = value if isinstance(value, str) else text.strip()  # a folder 2024-01-01, a commit 12e4567
+    quoted = isinstance(value, str) and text.lstrip()[:1] in ("'", '"')
+    if _is_text(parts) and not quoted and text.strip() not in ("", "null", "~"):
+        value = text.strip()  # also a folder 2024-01-01, a commit 12e4567, logs #2
     tree: Any = value
     for part in reversed(parts):
         tree = {part: tree}

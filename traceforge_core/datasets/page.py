@@ -25,6 +25,7 @@ from traceforge_core.datasets.histogram import histogram
 from traceforge_core.datasets.token_text import Stretch, stretches
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
+from traceforge_core.runs import not_written, write_text
 
 SHOWN_SAMPLES = 40
 SHOWN_PAIRS = 24
@@ -69,8 +70,11 @@ def write_data_page(run_path: Path, out_file: Path) -> Path:
     for name, text in parts.items():
         before, _, after = page.partition(f"<!--{name}-->")
         page = before + text + after
-    out_file.parent.mkdir(parents=True, exist_ok=True)
-    out_file.write_text(page, encoding="utf-8")
+    try:
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out_file, page)
+    except OSError as error:
+        raise not_written(error, f"write {out_file}", "Name another file with --out.") from None
     return out_file
 
 

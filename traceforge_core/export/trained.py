@@ -58,8 +58,6 @@ def open_trained(run: Run) -> Trained:
     stages = {name: result for name, result in found.items() if result is not None}
     for needed in ("model", "datasets"):
         if needed not in stages:
-            raise TraceForgeError(
-                f"Run {run.run_id} has no finished stage {needed}. Finish it with: traceforge run --run {run.run_id}"
-            )
+            raise TraceForgeError(f"Run {run.run_id} has no finished stage {needed}. Finish it with: {run.command()}")
     adapters = {name: stages[name].path / "adapter" for name in TRAINING if name in stages}
     return Trained(run, config, stages["model"].path, stages["datasets"].path, adapters, stages)

@@ -12,7 +12,15 @@ keys of its inputs and the library's source: the same key means the same result,
 from another run beside it.
 """
 
-from traceforge_core.runs.files import disk_is_full, fingerprint_tree, full_disk, not_written, share_files, write_json
+from traceforge_core.runs.files import (
+    disk_is_full,
+    fingerprint_tree,
+    full_disk,
+    not_written,
+    share_files,
+    write_json,
+    write_text,
+)
 from traceforge_core.runs.folder import (
     NOT_OURS,
     Figures,
@@ -46,4 +54,5 @@ __all__ = [
     "source_hash",
     "stage_key",
     "write_json",
+    "write_text",
 ]

@@ -14,12 +14,16 @@ from traceforge_core.errors import TraceForgeError, page
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    """`write_text` of a value as JSON."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it."""
     scratch = path.with_name(path.name + ".tmp")
     try:
         with scratch.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2, ensure_ascii=False, default=str)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,13 @@ class Run:
                 return run
         known = ", ".join(run.run_id for run in runs[-10:])
         raise TraceForgeError(f"There is no run {run_id!r} in {runs_dir}. Newest runs: {known}.")
+
+    def command(self, *stages: str) -> str:
+        """The command line that goes on with this run, from where the process is at work."""
+        parts = ["traceforge", "run", "--run", self.run_id]
+        if self.path.parent != Path("runs").resolve():
+            parts += ["--runs-dir", str(self.path.parent)]
+        return shlex.join([*parts, *(["--stages", ",".join(stages)] if stages else [])])
 
     def stage_dir(self, stage: str) -> Path:
         return self.path / stage
