@@ -91,7 +91,7 @@ def key_figures(name: str, figures: Mapping[str, Any] | None) -> str:
     """The few figures of a stage that a person wants to see, as one line."""
     figures = figures or {}
     names = KEY_FIGURES.get(name, TRAINING_FIGURES)
-    shown = {key: figures[key] for key in names if figures.get(key) not in (None, {}, [])}
+    shown = {key: figures[key] for key in names if not _is_empty(figures.get(key))}
     return ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in shown.items())
 
 
@@ -158,7 +158,9 @@ def _data_lines(datasets: Mapping[str, Any]) -> list[str]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in dropped[:3])
         lines.append(f"Most was dropped as: {reasons} (all reasons: traceforge data).")
     held_out = datasets.get("pairs_held_out") or 0
-    if 0 < held_out < FEW_PAIRS:
+    if pairs and not held_out:
+        lines.append("No held-out pair: nothing says how the model ranks pairs that it has not seen.")
+    elif 0 < held_out < FEW_PAIRS:
         lines.append(
             f"Only {held_out} held-out pair{'s' * (held_out > 1)}: too few for accuracy or margin to mean much."
         )
@@ -199,6 +201,11 @@ def why_not(parity: Mapping[str, Any]) -> str:
     if alarms := [one for one in planted.get("false_alarms") or [] if one.partition(":")[0] not in wrong]:
         told.append(f"the comparison calls runs wrong in which no fault was planted ({', '.join(alarms)})")
     return ("; ".join(told)) or "a strategy does not agree with the oracle"
+
+
+def _is_empty(value: Any) -> bool:
+    """Also a figure that no model has."""
+    return all(inner is None for inner in value.values()) if isinstance(value, Mapping) else value in (None, [])
 
 
 def _is_shown(value: Any) -> bool:

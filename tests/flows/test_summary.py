@@ -72,6 +72,14 @@ def test_thin_data_says_what_it_was_lost_to(run: Run) -> None:
     assert "None" not in text
 
 
+def test_without_a_held_out_pair_no_figure_of_pairs_is_shown_and_that_is_said(run: Run) -> None:
+    make(run, "datasets", {"sft_samples": 5, "pairs": 3, "pairs_by_miner": {"outcome": 3}, "pairs_held_out": 0})
+    make(run, "evaluate", {"pairs": 0, "accuracy": {"base": None, "sft": None}, "action_loss": {"base": 3.5}})
+    text = render(summarise(run))
+    assert "No held-out pair: nothing says how" in text
+    assert "action loss (base 3.5)" in text and "accuracy" not in text
+
+
 def test_a_stage_is_outdated_when_one_of_its_inputs_was_made_anew(run: Run) -> None:
     ingest = make(run, "ingest", {"found": 1})
     make(run, "datasets", {"sft_samples": 1}, {"ingest": ingest})
