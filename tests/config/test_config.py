@@ -114,13 +114,14 @@ def test_an_unknown_preset_names_the_ones_there_are() -> None:
     ("content", "why"),
     [
         (b"- a\n- b\n", "must hold sections"),
-        (b"a: [1\n", "is not valid YAML"),
+        (b"a: [1\n", "is not valid YAML: while parsing a flow sequence\n  at line 1, column 4"),
+        (b"sft:\n\tmax_steps: 3\n", r"is not valid YAML: while scanning(.|\n)*\nIndent with spaces"),
         (b"sft: {max_steps: 2020-13-45}", "is not valid YAML"),
         (b"[" * 100_000, "is not valid YAML"),
         (b"ingest: {path: /tmp/\xe9}", "is not UTF-8"),
         ("ingest: {}".encode("utf-16"), "is not UTF-8"),
     ],
-    ids=["a list", "an open bracket", "no date", "endless nesting", "Latin-1", "UTF-16"],
+    ids=["a list", "an open bracket", "a tab", "no date", "endless nesting", "Latin-1", "UTF-16"],
 )
 def test_a_config_file_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path, content: bytes, why: str) -> None:
     file = tmp_path / "mine.yaml"

@@ -101,7 +101,9 @@ def _read_config_file(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise TraceForgeError(f"The config file {file} is not UTF-8 text: {error}. Save it as UTF-8.") from None
     except NOT_YAML as error:
-        raise TraceForgeError(f"The config file {file} is not valid YAML: {error}") from None
+        told = str(error).replace('in "<unicode string>", ', "at ")
+        tabs = "\nIndent with spaces: YAML takes no tabs there." if r"found character '\t'" in told else ""
+        raise TraceForgeError(f"The config file {file} is not valid YAML: {told}{tabs}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
