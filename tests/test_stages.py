@@ -10,8 +10,8 @@ import pytest
 
 from traceforge_core.config import load_config
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.runs import Run
-from traceforge_core.stages import STAGES, _dump, perform, pipeline
+from traceforge_core.runs import Inputs, Run, run_stage
+from traceforge_core.stages import STAGES, Stage, _dump, check_start, perform, pipeline
 
 
 def test_every_stage_comes_after_what_it_works_from() -> None:
@@ -44,6 +44,35 @@ def test_a_stage_whose_inputs_are_missing_says_which_stage_to_run(tmp_path: Path
     run = Run.create(tmp_path)
     with pytest.raises(TraceForgeError, match="needs the outputs of stage ingest"):
         perform("datasets", load_config(), run)
+
+
+def finish(run: Run, *names: str) -> None:
+    """Finish these stages with one file each."""
+    for name in names:
+        run_stage(run, name, {}, Inputs(), lambda out: {"bytes": (out / "file").write_bytes(b"made")})
+
+
+def test_a_damaged_stage_is_told_where_it_is_needed_and_where_it_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path)
+    finish(run, "model", "datasets", "sft", "oracle", "branch_parallel")
+    given: list[str] = []
+    monkeypatch.setattr(Stage, "load", lambda self: lambda config, inputs, out_dir: given.extend(inputs) or {})
+    (run.stage_dir("oracle") / "file").unlink()
+    perform("evaluate", load_config(), run)
+    assert given == ["model", "datasets", "sft", "branch_parallel"]
+    damage = f"{run.stage_dir('oracle') / 'file'} cannot be read (No such file or directory)"
+    assert f"Stage evaluate leaves stage oracle out, which is damaged: {damage}. Run it again." in caplog.messages
+    assert not any("shared_prefix" in message for message in caplog.messages), "it was never there"
+
+    (run.stage_dir("sft") / "file").write_bytes(b"cut")
+    from_base = load_config(assignments=["preference.start_from=base"])
+    caplog.clear()
+    perform("branch_parallel", from_base, run)
+    assert caplog.messages == [], "started from the base, it would not have used the adapter of sft"
+    with pytest.raises(TraceForgeError, match=r"stage sft, which are damaged in run .*file is not as long as it was"):
+        check_start(["branch_parallel"], load_config(assignments=["preference.start_from=sft"]), run)
 
 
 @pytest.mark.parametrize("stage", ["ingest", "datasets"])

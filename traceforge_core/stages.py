@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +23,8 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.paths import written
 from traceforge_core.runs import Figures, Inputs, Run, StageResult, fingerprint_tree, run_stage
 from traceforge_core.runs.disk import require_room, stage_bytes
+
+log = logging.getLogger(__name__)
 
 StageFunction = Callable[..., Figures]
 
@@ -188,14 +191,15 @@ def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **
     if not run.path.is_dir():
         raise run.gone(f"before stage {name} began")
     found: dict[str, StageResult] = {}
-    for needed in stage.needs + stage.uses:
+    unused = {"sft"} if name in START_FROM_SFT and config.preference.start_from == "base" else set()
+    for needed in (each for each in stage.needs + stage.uses if each not in unused):
         result = run.result(needed)
         if result is not None:
             found[needed] = result
         elif needed in _needs(name, config):
-            raise _missing(name, needed, f"run {run.run_id} does not have")
-    if name in START_FROM_SFT and config.preference.start_from == "base":
-        found.pop("sft", None)
+            raise _missing(name, needed, run)
+        elif damage := run.damage(needed):
+            log.warning("Stage %s leaves stage %s out, which is damaged: %s. Run it again.", name, needed, damage)
     function = stage.load()
     folders = {needed: result.path for needed, result in found.items()}
 
@@ -220,7 +224,10 @@ def _needs(name: str, config: RunConfig) -> tuple[str, ...]:
     return STAGES[name].needs + (("sft",) if from_sft else ())
 
 
-def _missing(name: str, needed: str, where: str) -> TraceForgeError:
+def _missing(name: str, needed: str, run: Run | None) -> TraceForgeError:
+    where = f"run {run.run_id} does not have" if run else "a new run does not have"
+    if run and (damage := run.damage(needed)):
+        where = f"are damaged in run {run.run_id}: {damage}"
     return TraceForgeError(
         f"Stage {name} needs the outputs of stage {needed}, which {where}. Run {needed} first, or name a run that has "
         "it with --run."
@@ -237,8 +244,7 @@ def check_start(names: Sequence[str], config: RunConfig, run: Run | None = None)
     for name in names:
         for needed in _needs(name, config):
             if needed not in names and (run is None or run.result(needed) is None):
-                where = "a new run does not have" if run is None else f"run {run.run_id} does not have"
-                raise _missing(name, needed, where)
+                raise _missing(name, needed, run)
     _check_paths(names, config)
     if any(name in IN_WORKERS for name in names):
         from traceforge_core.training.stages import require_machine

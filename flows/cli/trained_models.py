@@ -51,7 +51,8 @@ def evaluate_adapters(
             figures = evaluate(config, trained.model_dir, datasets or trained.datasets, chosen, folder)
         text = (folder / "evaluation.md").read_text(encoding="utf-8")
     shown = as_text(text.partition("![")[0]) + (f"\n\nReport and plot: {out}" if out else "")
-    answer(figures | {"path": str(out.resolve()) if out else None}, as_json, shown)
+    left_out = {} if adapters else trained.left_out
+    answer(figures | {"path": str(out.resolve()) if out else None, "left_out": left_out}, as_json, shown)
 
 
 def predict(
@@ -74,7 +75,7 @@ def predict(
         answers = predict_actions(
             trained.config, trained.model_dir, trained.datasets, trained.adapters, sample=sample, new_tokens=tokens
         )
-    answer({"predictions": answers}, as_json, render(answers, columns()))
+    answer({"predictions": answers, "left_out": trained.left_out}, as_json, render(answers, columns()))
 
 
 def export(

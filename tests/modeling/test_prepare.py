@@ -111,11 +111,6 @@ def test_code_that_comes_with_a_model_is_run_only_where_that_was_asked_for_and_t
     assert json.loads((tmp_path / "out" / "model.json").read_text())["trust_remote_code"] is True
 
 
-def test_weights_are_not_read(model: Path, tmp_path: Path) -> None:
-    (model / "model.safetensors").write_bytes(b"these are not weights")
-    prepare(tmp_path / "out", name=str(model))
-
-
 def test_a_missing_padding_token_is_chosen_from_the_vocabulary(model: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -139,6 +134,11 @@ def adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}', encoding="utf-8")
 
 
+def adapter_beside(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}', encoding="utf-8")
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+
+
 def half_downloaded(folder: Path) -> None:
     weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
@@ -155,8 +155,13 @@ def without_tokenizer(folder: Path) -> None:
     [
         (lambda folder: (folder / "config.json").unlink(), r"has no config\.json, so it is not a model"),
         (adapter, r"is an adapter \(LoRA\).* its base model is: Qwen/Qwen3-8B\. Name the base"),
-        (half_downloaded, r"lacks 1 of its weight files \(model-00002-of-00002\.safetensors\).*fetch it again"),
-        (lambda folder: (folder / "model.safetensors").unlink(), r"lacks 1 of its weight files \(model\.safetensors\)"),
+        (adapter_beside, r"holds a whole model and an adapter \(LoRA\) beside it .*name a copy without adapter_config"),
+        (half_downloaded, r"lacks 1 \(model-00002-of-00002\.safetensors\) of its weight files.*fetch it again"),
+        (
+            lambda folder: os.truncate(folder / "model.safetensors", 1000),
+            r"model\.safetensors\) of the weight files cannot",
+        ),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"lacks 1 \(model\.safetensors\) of its weight files"),
         (lambda folder: (folder / "config.json").write_text('{"vocab_size": '), r"Cannot read .*config\.json"),
         (lambda folder: (folder / "config.json").write_text("[]"), r"holds no JSON object"),
         (lambda folder: (folder / "config.json").write_text("[" * 100_000), r"Cannot read .*config\.json"),
@@ -171,7 +176,9 @@ def without_tokenizer(folder: Path) -> None:
     ids=[
         "no config",
         "adapter",
+        "adapter beside",
         "half",
+        "cut weights",
         "no weights",
         "torn config",
         "odd config",
@@ -276,6 +283,7 @@ def hub(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     whole = shutil.copytree(tiny_folder, root / "some" / "tiny")
     (Path(whole) / "model.safetensors").write_bytes(b"never to be fetched")
     adapter(Path(shutil.copytree(tiny_folder, root / "some" / "adapter")))
+    adapter_beside(Path(shutil.copytree(tiny_folder, root / "some" / "both")))
     (root / "some" / "gguf").mkdir()
     (root / "some" / "gguf" / "model.gguf").write_bytes(b"GGUF")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("RootedHub", (Hub,), {"root": root}))
@@ -346,13 +354,14 @@ def test_a_hub_id_is_pinned_to_its_commit_and_works_offline_afterwards(hub: str,
             {"name": "some/adapter"},
             "some/adapter is an adapter (LoRA), not a whole model; its base model is: Qwen/Qwen3-8B",
         ),
+        ({"name": "some/both"}, "some/both holds a whole model and an adapter (LoRA) beside it"),
         ({"name": "some/gguf"}, "has no config.json"),
         ({"name": "some/nothing"}, "no such model on the hub"),
         ({"name": "gated/model"}, "asks for its licence to be accepted"),
         ({"name": "some/tiny", "revision": "v9"}, "has no revision 'v9' (model.revision)"),
         ({"name": "no such name"}, "neither a folder that is there nor a hub id"),
     ],
-    ids=["adapter", "gguf", "missing", "gated", "revision", "not an id"],
+    ids=["adapter", "both", "gguf", "missing", "gated", "revision", "not an id"],
 )
 def test_what_the_hub_refuses_is_said_in_one_message(
     hub: str, tmp_path: Path, fields: dict[str, Any], message: str

@@ -121,6 +121,53 @@ def test_a_full_disk_says_which_stage_and_what_to_do(tmp_path: Path) -> None:
         run_stage(run, "alpha", {}, Inputs(), full)
 
 
+@pytest.mark.parametrize("place", ["alpha", ".partial", ".partial/alpha"])
+@pytest.mark.parametrize("what", ["a file", "a link"])
+def test_something_else_in_the_place_of_a_stage_is_told_before_any_work(tmp_path: Path, place: str, what: str) -> None:
+    other, run = new_run(tmp_path, "other"), new_run(tmp_path, "run")
+    run_stage(other, "alpha", {}, Inputs(), write_text)  # which would be lent to the other run
+    (run.path / place).parent.mkdir(exist_ok=True)
+    if what == "a file":
+        (run.path / place).write_text("hi")
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        (run.path / place).symlink_to(tmp_path / "elsewhere")
+    told = rf"Stage alpha needs the folder {run.path / place}, but {what} is in its place.* Move it away"
+    for config, refresh in (({}, False), ({}, True), ({"x": 1}, False)):
+        with pytest.raises(TraceForgeError, match=told):
+            run_stage(run, "alpha", config, Inputs(), refuse, refresh=refresh)
+    (run.path / place).rename(tmp_path / "moved away")
+    assert run_stage(run, "alpha", {"x": 1}, Inputs(), write_text).figures == {"words": 1}
+
+
+def test_a_finished_stage_that_was_put_elsewhere_behind_a_link_is_still_reused(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run_stage(run, "alpha", {}, Inputs(), write_text)
+    run.stage_dir("alpha").rename(tmp_path / "larger disk")
+    run.stage_dir("alpha").symlink_to(tmp_path / "larger disk")
+    assert run_stage(run, "alpha", {}, Inputs(), refuse).reused
+
+
+def test_a_folder_without_config_json_is_told_as_that(tmp_path: Path) -> None:
+    lost = new_run(tmp_path, "lost")
+    run_stage(lost, "alpha", {}, Inputs(), write_text)
+    (lost.path / "config.json").unlink()
+    (tmp_path / "notes").mkdir()
+    for others in ((), ("whole",)):
+        for run_id in others:
+            new_run(tmp_path, run_id)
+        with pytest.raises(
+            TraceForgeError, match=r"lost is no run.* config\.json, which every run has, is missing\. Put"
+        ):
+            Run.open(tmp_path, "lost")
+        if not others:
+            with pytest.raises(TraceForgeError, match=r"no runs in .* \(config\.json, .* is missing from: lost\)\."):
+                Run.open(tmp_path)
+    for odd in ("x" * 300, "never", "\0"):
+        with pytest.raises(TraceForgeError, match="There is no run"):
+            Run.open(tmp_path, odd)
+
+
 def test_latest_is_the_newest_run_and_unknown_ids_name_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(TraceForgeError, match="no runs"):
         Run.open(tmp_path)

@@ -7,6 +7,7 @@ trained.adapters["branch_parallel"]
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Run, StageResult
 from traceforge_core.training.job import TRAINING
 
+log = logging.getLogger(__name__)
+
 BEST_FIRST = ("branch_parallel", "shared_prefix", "oracle", "sft")
 
 
@@ -22,7 +25,7 @@ BEST_FIRST = ("branch_parallel", "shared_prefix", "oracle", "sft")
 class Trained:
     """A run's configuration, the folders of its model and datasets stages, and its adapters in the order of training.
 
-    `stages` are all finished stages by name.
+    `stages` are all finished stages by name; `left_out` says of each damaged training stage what is wrong with it.
     """
 
     run: Run
@@ -31,6 +34,7 @@ class Trained:
     datasets: Path
     adapters: dict[str, Path]
     stages: dict[str, StageResult]
+    left_out: dict[str, str]
 
     def adapter(self, stage: str | None = None) -> tuple[str, Path]:
         """The adapter of that stage; without a name, of the last kind of training that the run has.
@@ -41,6 +45,8 @@ class Trained:
             stage = next(name for name in BEST_FIRST if name in self.adapters)
         if stage is None or stage not in self.adapters:
             there = ", ".join(self.adapters) or "none"
+            if damage := self.left_out.get(stage or ""):
+                there += f"; that of {stage} is damaged: {damage}"
             raise TraceForgeError(
                 f"Run {self.run.run_id} has no adapter{f' of stage {stage}' if stage else ''} (those there: {there}). "
                 "Run a training stage first, or name one of them."
@@ -49,7 +55,10 @@ class Trained:
 
 
 def open_trained(run: Run) -> Trained:
-    """Raises TraceForgeError where the run's model or datasets stage is not finished."""
+    """Warns of a training stage that is damaged, so that its adapter is left out.
+
+    Raises TraceForgeError where the run's model or datasets stage is not finished.
+    """
     try:
         config = validate_config(json.loads((run.path / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
@@ -60,4 +69,11 @@ def open_trained(run: Run) -> Trained:
         if needed not in stages:
             raise TraceForgeError(f"Run {run.run_id} has no finished stage {needed}. Finish it with: {run.command()}")
     adapters = {name: stages[name].path / "adapter" for name in TRAINING if name in stages}
-    return Trained(run, config, stages["model"].path, stages["datasets"].path, adapters, stages)
+    left_out = {name: damage for name in TRAINING if (damage := run.damage(name))}
+    for name, damage in left_out.items():
+        log.warning(
+            "Stage %s of run %s is left out, it is damaged: %s. Train it again with: "
+            "traceforge run --run %s --stages %s",
+            name, run.run_id, damage, run.run_id, name,
+        )  # fmt: skip
+    return Trained(run, config, stages["model"].path, stages["datasets"].path, adapters, stages, left_out)

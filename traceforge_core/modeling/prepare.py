@@ -4,8 +4,9 @@
     tokenizer/      the tokenizer with the chat template of this run
     weights/        only for the embedded model; any other stays where it is
 
-`model.name` is `tiny`, a folder, or a hub id. Weights are neither read nor downloaded here: what can be wrong with a
-model (not there, an adapter, half a download, a tokenizer that does not fit) is said before anything heavy starts.
+`model.name` is `tiny`, a folder, or a hub id. Weights are neither downloaded here nor read beyond their files' headers:
+what can be wrong with a model (not there, an adapter, half a download, a tokenizer that does not fit) is said before
+anything heavy starts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceforge_core.config import ModelConfig, RunConfig
 from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.modeling.weight_files import INDEX, check_weight_files
 from traceforge_core.paths import written
 from traceforge_core.runs import write_json
 
@@ -41,6 +43,7 @@ READ_FIELDS: dict[str, type] = {
 }
 """Fields of a model's JSON files that are read here, and what they hold wherever they are right."""
 KIND_NAMES = {dict: "an object", list: "a list", str: "text", int: "a whole number"}
+ADAPTER = "adapter_config.json"
 PAD_CANDIDATES = ("<|endoftext|>", "<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<unk>")
 
 
@@ -150,23 +153,16 @@ def _is_a_path(name: str) -> bool:
 
 def _find_in_folder(folder: Path) -> Source:
     if not (folder / "config.json").is_file():
-        if (folder / "adapter_config.json").is_file():
-            raise _is_an_adapter(str(folder), _read_config(folder / "adapter_config.json"))
+        if (folder / ADAPTER).is_file():
+            raise _is_an_adapter(str(folder), _read_config(folder / ADAPTER))
         raise TraceForgeError(
             f"The folder {folder} has no config.json, so it is not a model in Hugging Face layout. Name the folder "
             "that holds config.json, the tokenizer and the weights."
         )
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        needed = sorted(set(_read_config(index).get("weight_map", {}).values()))
-    else:
-        needed = [] if list(folder.glob("pytorch_model*.bin")) else ["model.safetensors"]
-    missing = [name for name in needed if not (folder / name).is_file()]
-    if missing:
-        raise TraceForgeError(
-            f"The model folder {folder} lacks {len(missing)} of its weight files ({', '.join(missing[:3])}"
-            f"{', ...' if len(missing) > 3 else ''}). The download or copy is not whole; fetch it again."
-        )
+    if (folder / ADAPTER).is_file():
+        raise _has_an_adapter(str(folder))
+    index = _read_config(folder / INDEX) if (folder / INDEX).is_file() else {}
+    check_weight_files(folder, index)
     return Source(str(folder), str(folder), _read_config(folder / "config.json"))
 
 
@@ -188,14 +184,14 @@ def _find_on_hub(model: ModelConfig) -> Source:
         info = HfApi().model_info(name, revision=revision, timeout=20)
         files = {file.rfilename for file in info.siblings or ()}
         if "config.json" not in files:
-            if "adapter_config.json" in files:
-                raise _is_an_adapter(
-                    name, _read_config(Path(hf_hub_download(name, "adapter_config.json", revision=info.sha)))
-                )
+            if ADAPTER in files:
+                raise _is_an_adapter(name, _read_config(Path(hf_hub_download(name, ADAPTER, revision=info.sha))))
             raise TraceForgeError(
                 f"The hub's {name} has no config.json, so transformers cannot load it (GGUF files cannot be trained). "
                 "Name the repository with the original weights."
             )
+        if ADAPTER in files:
+            raise _has_an_adapter(name)
         # By branch or tag, not by commit, so that the cache knows later, offline, which commit the name stood for.
         path = Path(hf_hub_download(name, "config.json", revision=revision))
         return Source(name, name, _read_config(path), path.parent.name)
@@ -235,6 +231,17 @@ def _is_an_adapter(where: str, adapter: dict[str, Any]) -> TraceForgeError:
         f"{where} is an adapter (LoRA), not a whole model; its base model is: {base}. Name the base as model.name, or "
         "merge the adapter into it first (PEFT's merge_and_unload) and name the merged folder. "
         f"{page('model-is-an-adapter')}"
+    )
+
+
+def _has_an_adapter(where: str) -> TraceForgeError:
+    """transformers loads such an adapter with the model, so the base that is measured would not be the base that is
+    trained: a fresh adapter takes the place of the one that came with it."""
+    return TraceForgeError(
+        f"{where} holds a whole model and an adapter (LoRA) beside it ({ADAPTER}), which transformers would load into "
+        "the model without a word. To train the model alone, name a copy without adapter_config.json and "
+        "adapter_model.safetensors; to train on from both, merge them first (PEFT's merge_and_unload) and name the "
+        f"merged folder. {page('model-is-an-adapter')}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import tempfile
@@ -84,9 +85,16 @@ class Run:
         Raises TraceForgeError naming the runs that are there.
         """
         runs = list_runs(runs_dir)
+        named = runs_dir / run_id
+        if run_id != "latest" and os.path.isdir(named) and not os.path.exists(named / "config.json"):
+            raise TraceForgeError(
+                f"The folder {named} is no run, or no longer one: config.json, which every run has, is missing. "
+                "Put it back, from a copy or from a run with the same settings, or name another run."
+            )
         if not runs:
             raise TraceForgeError(
-                f"There are no runs in {runs_dir}. Start one with `traceforge run`, or name --runs-dir."
+                f"There are no runs in {runs_dir}{_without_config(runs_dir)}. Start one with `traceforge run`, or name "
+                "--runs-dir."
             )
         if run_id == "latest":
             whole = (run for run in reversed(runs) if all(run.result(stage) for stage in having))
@@ -127,16 +135,32 @@ class Run:
 
     def result(self, stage: str) -> StageResult | None:
         """The finished stage, or None where it is not there, or an output is missing or of another size."""
+        found = self._look_at(stage)
+        return found if isinstance(found, StageResult) else None
+
+    def damage(self, stage: str) -> str | None:
+        """Why a stage that was finished, or whose place something else has taken, has no result; None where it has one
+        or was never finished."""
+        found = self._look_at(stage)
+        return found if isinstance(found, str) else None
+
+    def _look_at(self, stage: str) -> StageResult | str | None:
         folder = self.stage_dir(stage)
+        if not os.path.lexists(folder):
+            return None
+        path = folder / "manifest.json"
         try:
-            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            manifest = json.loads(path.read_text(encoding="utf-8"))
             for name, output in manifest["outputs"].items():
-                if (folder / name).stat().st_size != output["bytes"]:
-                    return None
+                path = folder / name
+                if path.stat().st_size != output["bytes"]:
+                    return f"{path} is not as long as it was written"
             figures, seconds = dict(manifest["figures"]), float(manifest["seconds"])
             return StageResult(stage, folder, str(manifest["key"]), figures, seconds)
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror})"
         except NOT_OURS:
-            return None
+            return f"{folder / 'manifest.json'} is not as it was written"
 
     def failure(self, stage: str) -> str | None:
         """Why the last attempt at this stage failed, or None."""
@@ -181,6 +205,16 @@ class Run:
         """What a person is told where something cannot be written to this run."""
         cure = "Make it writable, or copy it to another place and name that with --runs-dir."
         return not_written(error, f"write to the run folder {self.path}", cure)
+
+
+def _without_config(runs_dir: Path) -> str:
+    """Of folders with finished stages that are no runs for want of a config.json: their names, in brackets."""
+    with contextlib.suppress(OSError):
+        names = sorted({path.parents[1].name for path in runs_dir.glob("[!.]*/*/manifest.json")})
+        if names:
+            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            return f" (config.json, which every run has, is missing from: {shown})"
+    return ""
 
 
 def check_runs_dir(runs_dir: Path) -> None:

@@ -9,11 +9,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs.files import disk_is_full, full_disk, hash_files, share_files, write_json
 from traceforge_core.runs.folder import Figures, Run, StageResult, list_runs
 from traceforge_core.runs.progress import forget_progress
@@ -43,11 +44,15 @@ def run_stage(
     `work` gets an empty folder to fill and returns the figures. A `resumable` stage finds its folder as its last failed
     attempt with the same key left it. `refresh` does the work again whatever is there. Whatever `work` raises passes
     through, after its message has been kept in `failure.json`; a full disk, and a run folder that is gone or cannot be
-    written to, become a TraceForgeError.
+    written to, become a TraceForgeError; a file or link in the place of the stage's folder does before any work.
     """
     key = stage_key(stage, config, inputs)
-    if not refresh and (found := _find_result(run, stage, key)):
-        return found
+    own = run.result(stage)
+    if not refresh and own and own.key == key:
+        return replace(own, reused=True)
+    _require_places(run, stage)
+    if not refresh and (lent := _borrow(run, stage, key)):
+        return lent
 
     partial = run.partial_dir(stage)
     if not (resumable and not refresh and _partial_key(partial) == key):
@@ -111,10 +116,19 @@ def stage_key(stage: str, config: Mapping[str, Any], inputs: Inputs) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _find_result(run: Run, stage: str, key: str) -> StageResult | None:
-    own = run.result(stage)
-    if own and own.key == key:
-        return StageResult(stage, own.path, key, own.figures, own.seconds, reused=True)
+def _require_places(run: Run, stage: str) -> None:
+    """Raise TraceForgeError where a stage could not work, or its work not be put, since something else is there."""
+    for place in (run.stage_dir(stage), run.partial_dir(stage).parent, run.partial_dir(stage)):
+        if os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
+            what = "a link" if place.is_symlink() else "a file"
+            raise TraceForgeError(
+                f"Stage {stage} needs the folder {place}, but {what} is in its place, which TraceForge did not make. "
+                "Move it away (or remove it) and run the stage again."
+            )
+
+
+def _borrow(run: Run, stage: str, key: str) -> StageResult | None:
+    """The same stage of another run, brought into this one."""
     for other in reversed(list_runs(run.path.parent)):
         there = other.result(stage) if other.path != run.path else None
         if there and there.key == key:

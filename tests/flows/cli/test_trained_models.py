@@ -17,10 +17,19 @@ ROOT = Path(__file__).parents[3]
 
 def call(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit status, and the one JSON object on stdout."""
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
+    done = call_aloud(*arguments)
     return done.returncode, json.loads(done.stdout)
+
+
+def call_aloud(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows.cli", *arguments, "--json"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+
+
+def empty_oracle(run: Run) -> str:
+    """Leave of the stage oracle no more than an empty adapter folder; returns what has to be said of it."""
+    (run.stage_dir("oracle") / "adapter").mkdir(parents=True)
+    return f"{run.stage_dir('oracle') / 'manifest.json'} cannot be read (No such file or directory)"
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +48,7 @@ def test_doctor_answers_with_findings_and_a_preset(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_eval_measures_every_adapter_of_the_run_or_those_named(trained_run: Run, tmp_path: Path) -> None:
-    place = ("--runs-dir", str(trained_run.path.parent))
+    place, damage = ("--runs-dir", str(trained_run.path.parent)), empty_oracle(trained_run)
     status, answer = call("eval", "latest", *place, "--out", str(tmp_path / "report"))
     assert (status, list(answer["accuracy"])) == (0, ["base", "sft", "branch_parallel"])
     assert {"evaluation.json", "evaluation.md", "evaluation.png"} <= {
@@ -50,13 +59,17 @@ def test_eval_measures_every_adapter_of_the_run_or_those_named(trained_run: Run,
     assert (status, list(named["action_loss"])) == (0, ["base", "mine"])
     assert named["action_loss"]["mine"] == answer["action_loss"]["sft"]
     assert named["accuracy"]["mine"] is None
+    assert answer["left_out"] == {"oracle": damage} and named["left_out"] == {}
 
 
 @pytest.mark.slow
-def test_predict_shows_base_and_tuned_models(trained_run: Run) -> None:
+def test_predict_shows_base_and_tuned_models_and_tells_of_a_damaged_one(trained_run: Run) -> None:
+    damage = empty_oracle(trained_run)
     arguments = ("predict", "run", "--runs-dir", str(trained_run.path.parent), "--sample", "2", "--tokens", "5")
-    status, answer = call(*arguments)
-    assert status == 0
+    done = call_aloud(*arguments)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["left_out"]) == (0, {"oracle": damage})
+    assert f"Stage oracle of run run is left out, it is damaged: {damage}. Train it again with" in done.stderr
     assert [list(one["actions"]) for one in answer["predictions"]] == [["base", "sft", "branch_parallel"]] * 2
 
 
