@@ -24,7 +24,7 @@ def test_a_stage_whose_adapter_was_emptied_is_told_and_fails_where_it_is_asked_f
     [said] = caplog.messages
     assert said == (
         f"Stage branch_parallel of run run is left out, it is damaged: {damage}. Train it again with: "
-        "traceforge run --run run --stages branch_parallel"
+        f"traceforge run --run run --runs-dir {trained_run.path.parent} --stages branch_parallel"
     )
     assert trained.adapter()[0] == "sft"
     with pytest.raises(TraceForgeError, match=r"those there: sft; that of branch_parallel is damaged: .*cannot be"):

@@ -72,8 +72,7 @@ def open_trained(run: Run) -> Trained:
     left_out = {name: damage for name in TRAINING if (damage := run.damage(name))}
     for name, damage in left_out.items():
         log.warning(
-            "Stage %s of run %s is left out, it is damaged: %s. Train it again with: "
-            "traceforge run --run %s --stages %s",
-            name, run.run_id, damage, run.run_id, name,
+            "Stage %s of run %s is left out, it is damaged: %s. Train it again with: %s",
+            name, run.run_id, damage, run.command(name),
         )  # fmt: skip
     return Trained(run, config, stages["model"].path, stages["datasets"].path, adapters, stages, left_out)
