@@ -5,36 +5,51 @@
 
 Our own server lives as long as the `with` block: SQLite in PREFECT_HOME (default: `.prefect` in the checkout), a free
 loopback port, no UI, no telemetry. It has a session of its own, so Ctrl-C at the terminal ends the flow and not the
-server that the flow has to report to, and the kernel ends it if its parent is killed.
+server that the flow has to report to, and the kernel ends it if its parent is killed. Where it ends before the block,
+the block is stopped as by Ctrl-C, and ServerEnded is raised in the main thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.paths import written
 from traceforge_core.processes.bound import end_with
 from traceforge_core.runs import not_written
 
+log = logging.getLogger(__name__)
+
 START_SECONDS = 120.0
+WATCH_SECONDS = 0.2
 SEND_SECONDS = 30.0  # at most, for the last lines and events: far more than it takes, even on a busy machine
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the command line has its own lines; the API still gets all
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
+
+_ended_early = threading.Event()
+
+
+class ServerEnded(TraceForgeError):
+    """Our own server ended while it was needed."""
 
 
 def prefect_home() -> Path:
@@ -55,7 +70,8 @@ def open_in(home: Path, name: str) -> IO[str]:
 
 @contextlib.contextmanager
 def embedded_api() -> Iterator[int | None]:
-    """Have a Prefect API inside the block. Raises TraceForgeError where our own server does not come up."""
+    """Have a Prefect API inside the block. Raises TraceForgeError where our own server does not come up, ServerEnded
+    where it ends before the block does."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from prefect.settings import (
@@ -71,27 +87,99 @@ def embedded_api() -> Iterator[int | None]:
         return
     home = prefect_home()
     starting = _alone_in(home)
-    process, url = _start(home)
+    server = _start(home)
     try:
         import flows.pipeline  # noqa: F401  (a second or two of imports, while the server starts)
 
-        _wait_until_up(process, url, home)
+        _wait_until_up(server)
         starting.close()
-        own = {PREFECT_API_URL: url, PREFECT_HOME: home, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}
-        with temporary_settings(updates=own):
+        own = {PREFECT_API_URL: server.url, PREFECT_HOME: home, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}
+        with temporary_settings(updates=own), _watched(server):
             try:
-                yield process.pid
+                yield server.process.pid
             finally:
-                if process.poll() is None:
+                if server.process.poll() is None:
                     _send_what_waits()
     finally:
         starting.close()
-        process.terminate()
+        server.process.terminate()
         try:
-            process.wait(timeout=5)
+            server.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            server.process.kill()
+            server.process.wait()
+
+
+def leave(status: int) -> NoReturn:
+    """End this process. At once where our server ended early: at exit Prefect would try for minutes to send it what it
+    had for it."""
+    if _ended_early.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+@dataclass(frozen=True)
+class _Server:
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    log_begins: int
+    """Bytes that earlier servers left in the log."""
+
+    def ending(self) -> str:
+        """How it ended, and what it said last."""
+        status = self.process.returncode
+        how = f"ended with exit status {status}"
+        if status < 0:
+            short = ", as the kernel does where memory is short" if status == -signal.SIGKILL else ""
+            how = f"was killed by {signal.Signals(-status).name}{short}"
+        return f"Prefect's embedded server {how}. {self.last_words()}"
+
+    def last_words(self) -> str:
+        """What it said last, as a sentence."""
+        with self.log.open("rb") as file:
+            file.seek(self.log_begins)
+            lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
+        return f"Its log, {self.log}, ends with: {lines[-1].strip()}" if lines else f"It left no word in {self.log}."
+
+
+@contextlib.contextmanager
+def _watched(server: _Server) -> Iterator[None]:
+    """Stop the block when the server ends: without one Prefect tries again for minutes, and then fails in some way."""
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_SECONDS):
+            if server.process.poll() is not None:
+                _ended_early.set()
+                settings.client.max_retries = 0  # what the flow still has to report need not be tried again and again,
+                logging.raiseExceptions = False  # nor be complained of
+                for handler in logging.getLogger("prefect._internal").handlers:
+                    handler.setLevel(logging.CRITICAL)
+                log.error("Prefect's embedded server is gone.")
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+    # With these settings: its line goes to this server too, and without them Prefect would start another for it.
+    watcher = threading.Thread(target=contextvars.copy_context().run, args=(watch,), daemon=True)
+    watcher.start()
+    try:
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+    except BaseException as error:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a lost connection is noticed first
+            server.process.wait(timeout=WATCH_SECONDS)
+            _ended_early.set()
+            raise ServerEnded(server.ending()) from error
+        raise
 
 
 def _check_configured(url: str) -> None:
@@ -113,8 +201,8 @@ def _alone_in(home: Path) -> IO[str]:
     return file
 
 
-def _start(home: Path) -> tuple[subprocess.Popen[bytes], str]:
-    log = (home / "server.log").open("ab")
+def _start(home: Path) -> _Server:
+    path = home / "server.log"
     env = os.environ | {
         "PREFECT_HOME": str(home),
         "PREFECT_UI_ENABLED": "0",
@@ -124,18 +212,32 @@ def _start(home: Path) -> tuple[subprocess.Popen[bytes], str]:
         "TRACEFORGE_PARENT": str(os.getpid()),
     }
     # The listening socket is handed over, so that no other program can take the port in between.
-    with log, socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+    with path.open("ab") as output, _listener() as listener:
+        begins = path.stat().st_size
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.embedded", str(listener.fileno())],
             env=env
             | {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), env.get("PYTHONPATH")]))},
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-        return process, f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        return _Server(process, f"http://127.0.0.1:{listener.getsockname()[1]}/api", path, begins)
+
+
+def _listener() -> socket.socket:
+    """A listening socket on a free loopback port, which can be reached."""
+    try:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        socket.create_connection(listener.getsockname(), timeout=5).close()
+    except OSError as error:
+        raise TraceForgeError(
+            f"This machine cannot reach itself at 127.0.0.1 ({error}), where Prefect's embedded server would listen. "
+            "Switch the loopback interface on (ip link set lo up), or name a Prefect API with PREFECT_API_URL."
+        ) from None
+    return listener
 
 
 def _send_what_waits() -> None:
@@ -147,18 +249,19 @@ def _send_what_waits() -> None:
     EventsWorker.drain_all(timeout=SEND_SECONDS)
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], url: str, home: Path) -> None:
+def _wait_until_up(server: _Server) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            raise ServerEnded(f"{server.ending()} Try again, or name another Prefect API with PREFECT_API_URL.")
         with contextlib.suppress(urllib.error.URLError, OSError):
-            with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+            with urllib.request.urlopen(f"{server.url}/health", timeout=10) as answer:
                 if answer.status == 200:
                     return
         time.sleep(0.1)
-    what = "did not answer" if process.poll() is None else f"ended with exit status {process.returncode}"
-    last = (home / "server.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
     raise TraceForgeError(
-        f"Prefect's embedded server {what}. Its log: {home / 'server.log'}" + (f" ({last[0].strip()})" if last else "")
+        f"Prefect's embedded server does not answer at {server.url} after {START_SECONDS:.0f} s. {server.last_words()} "
+        "Try again when the machine has less to do, or start a server of your own and name it with PREFECT_API_URL."
     )
 
 

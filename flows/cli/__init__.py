@@ -17,6 +17,7 @@ def main() -> NoReturn:
     try:
         from flows.cli.commands import app
         from flows.cli.endings import run_to_the_end
+        from flows.embedded import leave
     except KeyboardInterrupt:  # before there was anything to end
         sys.exit(130)
-    sys.exit(run_to_the_end(app))
+    leave(run_to_the_end(app))

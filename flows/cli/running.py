@@ -78,12 +78,16 @@ def run(
 
 
 def _unfinished(error: Exception | Stopped, run: Any) -> Unfinished:
+    from flows.embedded import ServerEnded
     from flows.summary import render, summarise
 
     if isinstance(error, Stopped):
         message, status = f"Stopped by {error}. Go on with: {run.command()}", 128 + error.number
     elif type(error).__name__ == "CancelledRun":  # what a flow raises that ends as Cancelled: a STOP file was there
         message, status = f"{error} Go on with: {run.command()}", 1
+    elif isinstance(error, ServerEnded):
+        told = "The run was stopped, and nothing that is finished is lost."
+        message, status = f"{error} {told} Go on with: {run.command()}", 1
     elif isinstance(error, TraceForgeError):
         message, status = str(error), 2 if type(error).__name__ == "ParityFailed" else 1
     else:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -28,10 +29,10 @@ print("left", flush=True)
 pytestmark = pytest.mark.slow
 
 
-def start(home: Path, how: str, **env: str) -> subprocess.Popen[str]:
+def start(home: Path, how: str, under: Sequence[str] = (), **env: str) -> subprocess.Popen[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how],
+        [*under, sys.executable, "-c", PROGRAM, how],
         env=clean | {"PREFECT_HOME": str(home), "PYTHONPATH": str(REPOSITORY)} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -73,6 +74,26 @@ def test_it_dies_with_a_parent_that_is_killed(prefect_home: Path) -> None:
         pid = int(process.stdout.readline().split()[0])
         process.kill()
     assert is_gone(pid)
+
+
+def test_a_machine_without_a_loopback_interface_is_told_so_at_once(prefect_home: Path) -> None:
+    alone = ["unshare", "--net"]
+    if subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("a network of one's own needs root")
+    process = start(prefect_home, "leave", under=alone)
+    _, err = process.communicate(timeout=60)  # it used to try for two minutes
+    assert process.returncode == 1
+    assert "This machine cannot reach itself at 127.0.0.1" in err and "ip link set lo up" in err
+
+
+def test_a_server_that_ends_while_it_starts_is_told_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("from another day\n")
+    (tmp_path / "uvicorn.py").write_text("raise SystemExit('no uvicorn today')\n")
+    process = start(tmp_path, "leave", PYTHONPATH=f"{REPOSITORY}{os.pathsep}{tmp_path}")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Prefect's embedded server ended with exit status 1. Its log, " in err
+    assert "ends with: no uvicorn today" in err and "PREFECT_API_URL" in err
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

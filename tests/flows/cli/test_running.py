@@ -307,6 +307,30 @@ def test_killing_the_command_ends_its_server_and_the_run_shows_as_interrupted(
 
 
 @pytest.mark.slow
+def test_a_server_that_is_killed_stops_the_run_in_seconds_and_the_next_call_goes_on(
+    prefect_home: Path, tmp_path: Path, command: Command
+) -> None:
+    with started(prefect_home, tmp_path, "run", "--json", FAKE_SFT="hang") as process:
+        wait_for(lambda: bool(list(tmp_path.glob("runs/*/.partial/sft/child.pid"))))
+        [server] = [each for each in psutil.Process(process.pid).children() if "flows.embedded" in each.cmdline()]
+        server.kill()
+        began = time.monotonic()
+        out, err = process.communicate(timeout=60)  # a process left behind would keep stderr open
+        assert time.monotonic() - began < 20, "what takes long is Prefect, which tries again for minutes"
+    assert process.returncode == 1
+    answer = json.loads(out)
+    assert answer["error"].startswith("Prefect's embedded server was killed by SIGKILL")
+    assert str(prefect_home / "server.log") in answer["error"]
+    assert answer["error"].endswith(f"Go on with: traceforge run --run {answer['run_id']}")
+    assert "Prefect's embedded server is gone." in err
+    assert not any(noise in err for noise in ("Traceback", "ERROR", "Error logging"))
+    wait_for(lambda: processes_with(prefect_home) == [], seconds=5)
+    assert (stages_of(answer)["datasets"], stages_of(answer)["sft"]) == ("completed", "interrupted")
+    went_on = one_object(command("run", "--run", answer["run_id"], "--stages", "datasets,sft", "--json", fakes=True))
+    assert went_on["stages"][2]["reused"] is True and stages_of(went_on)["sft"] == "completed"
+
+
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_named(command: Command, tmp_path: Path) -> None:
     ran = command("run", "--json", fakes=True, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert ran.returncode == 1
