@@ -139,10 +139,11 @@ class _Server:
 
     def last_words(self) -> str:
         """What it said last, as a sentence."""
-        with self.log.open("rb") as file:
+        lines = []
+        with contextlib.suppress(OSError), self.log.open("rb") as file:  # the folder may be gone, and be why it ended
             file.seek(self.log_begins)
             lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
-        return f"Its log, {self.log}, ends with: {lines[-1].strip()}" if lines else f"It left no word in {self.log}."
+        return f'Its log, {self.log}, ends with "{lines[-1].strip()}".' if lines else f"It left no word in {self.log}."
 
 
 @contextlib.contextmanager

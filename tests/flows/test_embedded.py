@@ -93,7 +93,7 @@ def test_a_server_that_ends_while_it_starts_is_told_with_its_last_words(tmp_path
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "Prefect's embedded server ended with exit status 1. Its log, " in err
-    assert "ends with: no uvicorn today" in err and "PREFECT_API_URL" in err
+    assert 'ends with "no uvicorn today".' in err and "PREFECT_API_URL" in err
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
