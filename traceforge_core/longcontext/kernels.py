@@ -2,6 +2,7 @@
 
 Imported only where Triton is. They need nothing newer than Ampere. Arithmetic is float32; what transformers rounds to
 the tile's dtype between two steps is rounded here too.
+Grids have one axis, since any other ends at 65,535 programs.
 """
 
 from __future__ import annotations
