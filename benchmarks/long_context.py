@@ -3,7 +3,7 @@
     python benchmarks/long_context.py --sections kernels,layers            # development: seconds, no whole model
     python benchmarks/long_context.py --sections branch,sft                # the README's table, 5 minutes
     python benchmarks/long_context.py --sections unsloth                   # 4 minutes
-    python benchmarks/long_context.py --sections long                      # the longest pairs, 9 minutes
+    python benchmarks/long_context.py --sections long-24,long-80           # the longest pairs, 9 minutes
 
 Qwen3-8B from its config with random weights (no download), NF4 with double quantisation, LoRA r=16 on all seven
 projections, bf16, batch 1. Seconds are one forward and backward after a warm-up; GiB are torch.cuda's peak of allocated
@@ -24,7 +24,7 @@ from one_gpu.checks import section_checks
 from one_gpu.kernels import section_kernels
 from one_gpu.layers import section_blocks, section_layers
 from one_gpu.measuring import record, time_limit
-from one_gpu.pairs import section_branch, section_long, section_long_whole
+from one_gpu.pairs import section_branch, section_long_24, section_long_80, section_long_whole
 from one_gpu.sft import section_sft
 
 SECTIONS: dict[str, tuple[Callable[[], None], int]] = {
@@ -35,7 +35,8 @@ SECTIONS: dict[str, tuple[Callable[[], None], int]] = {
     "branch": (section_branch, 420),
     "sft": (section_sft, 200),
     "unsloth": (section_unsloth, 280),
-    "long": (section_long, 590),
+    "long-24": (section_long_24, 590),
+    "long-80": (section_long_80, 300),
     "long-whole": (section_long_whole, 560),
 }
 

@@ -48,27 +48,36 @@ def section_branch() -> None:
     checkpointing(model, False)
 
 
-def section_long() -> None:
-    """The longest pairs that the planner allows: under 24 GiB through all layers, under 80 GiB through the first layer
-    with all weights loaded (a layer's peak is every layer's; through all of them it would take more than an hour)."""
+def section_long_24() -> None:
+    """The longest pair that the planner allows under 24 GiB, through all layers."""
+    longest_pair(24, None)
+
+
+def section_long_80() -> None:
+    """The longest pair under 80 GiB, through the first layer with all weights loaded: a layer's peak is every layer's,
+    and through all of them it would take more than an hour."""
+    longest_pair(80, 1)
+
+
+def longest_pair(gib: float, layers: int | None) -> None:
+    """One step on it under that cap, through the first `layers` or all of them, beside what the planner says of it."""
     from traceforge_core.longcontext.enable import decoder_of
 
     model = shared_model()
     decoder = decoder_of(model)
     every = decoder.layers
-    for gib, layers in ((80, 1), (24, len(every))):
-        plan = planned_longest(gib)
-        name = f"longest pair under {gib} GiB, {plan.work.prompt} + 2 × {COMPLETION}"
-        decoder.layers = every[:layers]
-        try:
-            with cap(gib):
-                enable(model)
-                tiled_pair(model, 4096, 64)
-                call = functools.partial(tiled_pair, model, plan.work.prompt, COMPLETION)
-                measure("long", name, call, cap_gib=gib, layers=layers, planned_gib=plan.peak / GIB)
-        finally:
-            decoder.layers = every
-        record("long", name, host_gib=host_gib(), planned_host_gib_all_layers=plan.host / GIB)
+    plan = planned_longest(gib)
+    name = f"longest pair under {gib} GiB, {plan.work.prompt} + 2 × {COMPLETION}"
+    decoder.layers = every[:layers]
+    try:
+        with cap(gib):
+            enable(model)
+            tiled_pair(model, 4096, 64)
+            call = functools.partial(tiled_pair, model, plan.work.prompt, COMPLETION)
+            measure("long", name, call, cap_gib=gib, layers=len(decoder.layers), planned_gib=plan.peak / GIB)
+    finally:
+        decoder.layers = every
+    record("long", name, host_gib=host_gib(), planned_host_gib_all_layers=plan.host / GIB)
 
 
 def planned_longest(gib: float) -> Any:
