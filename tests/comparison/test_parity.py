@@ -170,7 +170,27 @@ def test_what_only_the_float32_comparison_found_decides_and_is_named(oracle: Pat
     assert figures["verdict"] == figures["branch_parallel"]["verdict"] == "fail"
     assert figures["branch_parallel"]["first_wrong"] == "adapter at step 3"
     short = (out / "report.md").read_text().split("![")[0]
-    assert "In float32, on short pairs: **fail**. Adapter, first at step 3" in short
+    assert "branch_parallel: in float32, on short pairs: **fail**. Adapter, first at step 3: it is off." in short
+
+
+def test_what_float32_found_is_named_before_what_the_noise_let_through(oracle: Path, tmp_path: Path) -> None:
+    """A wrong forward moves the scores of random weights less than bfloat16 rounds, and their gradients a lot."""
+    floor = tmp_path / "noise_floor"
+    floor.mkdir()
+    write_floor(Floor([]), floor)
+    first = {"quantity": "score", "step": 1, "value": 0.03, "limit": 1e-5, "detail": "it is 0.03 off"}
+    told = {"outcome": "fail", "reasons": ["score, first at step 1: it is off."], "first": first, "findings": [first]}
+    (floor / "exact.json").write_text(json.dumps({"branch_parallel": told}))
+    started = TRAINING["start"] | {"adapter": "9"}
+    folders = {"oracle": oracle, "branch_parallel": stage(tmp_path / "bp", start=started), "noise_floor": floor}
+    out = tmp_path / "compare"
+    out.mkdir()
+    figures = compare(RunConfig.model_validate({"model": {"dtype": "bfloat16"}}), folders, out)
+    assert figures["branch_parallel"]["first_wrong"] == "score at step 1"
+    short = (out / "report.md").read_text().split("![")[0]
+    assert short.index("Score, first at step 1: it is off.") < short.index(
+        "In the run's own precision: **fail**. Start,"
+    )
 
 
 def test_a_planted_fault_that_was_missed_fails_the_whole_and_is_told_first(oracle: Path, tmp_path: Path) -> None:

@@ -116,10 +116,9 @@ def _together(outcome: str, exact: dict[str, Any] | None) -> str:
 
 
 def _wrong_first(verdict: Verdict, exact: dict[str, Any] | None) -> Finding | None:
-    """What is wrong first by the verdict, or, where that finds nothing, by the float32 comparison beside it."""
-    if verdict.first is not None or exact is None or exact["first"] is None:
-        return verdict.first
-    return Finding(**exact["first"])
+    """What is wrong first: by the float32 comparison, in which no rounding hides it, or, where that finds nothing or
+    there is none, by the verdict."""
+    return verdict.first if exact is None or exact["first"] is None else Finding(**exact["first"])
 
 
 def _compared_folder(strategy: Path) -> Path:

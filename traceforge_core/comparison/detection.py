@@ -35,8 +35,11 @@ class Detection:
 
     @property
     def decisive(self) -> Detection:
-        """This one, or the float32 one where only that found something."""
-        return self if self.exact is None or self.outcome in ("fail", "stopped") else self.exact
+        """The float32 one where it found something, since no rounding hides what is wrong first there; else this one,
+        unless it found nothing either."""
+        if self.exact is None or self.outcome == "stopped":
+            return self
+        return self if self.exact.pointed_at is None and self.outcome == "fail" else self.exact
 
     @property
     def caught(self) -> bool:

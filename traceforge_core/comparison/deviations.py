@@ -17,8 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from traceforge_core.comparison.parity import read_steps, saved_gradients
+from traceforge_core.comparison.parity import read_steps
 from traceforge_core.modeling.adapters import WEIGHTS, read_adapter
+from traceforge_core.training.records import read_gradients
 
 NOTHING = 1e-9  # stands for 0 in a logarithm
 
@@ -100,7 +101,7 @@ def _by_layer(oracle: Path, run: Path, steps: int) -> dict[str, dict[str, list[f
     turned: dict[str, list[float]] = {}
     stretched: dict[str, list[float]] = {}
     for step in range(1, steps + 1):
-        ours, theirs = saved_gradients(run, step), saved_gradients(oracle, step)
+        ours, theirs = read_gradients(run, step), read_gradients(oracle, step)
         if ours is None or theirs is None:
             break
         sums: dict[str, list[float]] = {}

@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from traceforge_core.comparison.replay import AdamW, replayed
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import read_adapter, relative_difference
-from traceforge_core.training.records import StepRecord, read_records
+from traceforge_core.training.records import StepRecord, read_gradients, read_records
 
 Rounding = dict[int, dict[str, float]]
 """By step and parameter: by how much rounding alone makes a gradient differ, relative (rounding.py)."""
@@ -42,7 +43,7 @@ class StepDifference:
     that a wrong factor does not show here, of the parameter that is furthest beyond what rounding explains; explained:
     how much of it that is, 0 where it was not measured. turned: by how much the step may part the adapters, relative to
     their size, only because entries of the gradients that are hardly more than rounding have another sign; 0 without
-    gradients.
+    gradients. unexplained: how much of `weights` does not follow from the gradients each run saved (replay.py).
     """
 
     step: int
@@ -66,18 +67,22 @@ class StepDifference:
     direction_parameter: str | None = None
     explained: float = 0.0
     turned: float = 0.0
+    unexplained: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
     """All differences between an oracle and a candidate. `unequal`: what they did not have in common from the start.
-    adapter: final adapters, relative L2; adapter_worst: of the tensor that differs most, adapter_parameter."""
+    adapter: final adapters, relative L2; adapter_worst: of the tensor that differs most, adapter_parameter.
+    unexplained: how much of `adapter` does not follow from the gradients each run saved (replay.py); None where they
+    are not all there."""
 
     steps: list[StepDifference]
     adapter: float
     adapter_parameter: str
     adapter_worst: float
     unequal: list[str] = field(default_factory=list)
+    unexplained: float | None = None
 
     @property
     def max_loss(self) -> float:
@@ -116,16 +121,23 @@ def measure(oracle: Path, candidate: Path, rounding: Rounding | None = None) -> 
             f"{candidate.name} took {len(ours)} steps and {oracle.name} {len(theirs)}: they cannot be compared step by "
             "step. Train both again with the same data and settings."
         )
+    pairs = list(zip(ours, theirs, strict=True))
+    training = read_training(oracle)
+    # In bfloat16 the optimizer's own rounding is not what the limits are about.
+    settings = AdamW.of(training) if training["dtype"] == "float32" else None
+    unequal = unequal_starts(oracle, candidate)
+    replay = None if unequal else replayed(oracle, candidate, settings, pairs)
     steps = [
         _step(own, reference) | _gradients(oracle, candidate, reference, (rounding or {}).get(reference.step, {}))
-        for own, reference in zip(ours, theirs, strict=True)
+        for own, reference in pairs
     ]
+    for step in steps:
+        step["unexplained"] = replay.unexplained.get(step["step"]) if replay else None
     overall, worst_name, worst = relative_difference(
         read_adapter(candidate / "adapter"), read_adapter(oracle / "adapter")
     )
-    return Parity(
-        [StepDifference(**step) for step in steps], overall, worst_name, worst, unequal_starts(oracle, candidate)
-    )
+    found = [StepDifference(**step) for step in steps]
+    return Parity(found, overall, worst_name, worst, unequal, replay.final if replay else None)
 
 
 def read_steps(stage: Path) -> list[StepRecord]:
@@ -152,14 +164,6 @@ def unequal_starts(oracle: Path, candidate: Path) -> list[str]:
     if (ours["backend"], ours["device"]) == (theirs["backend"], theirs["device"]):
         names.append("base weights")  # another backend names and packs them in its own way
     return [name for name in names if ours["start"].get(name) != theirs["start"].get(name)]
-
-
-def saved_gradients(stage: Path, step: int) -> dict[str, Any] | None:
-    """The summed gradients of a step by parameter name, on the CPU; None where they were not saved."""
-    from safetensors.torch import load_file
-
-    path = stage / "gradients" / f"step-{step:05d}.safetensors"
-    return load_file(path) if path.exists() else None
 
 
 def _step(own: StepRecord, reference: StepRecord) -> dict[str, Any]:
@@ -224,7 +228,7 @@ def turned_gradients(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict
 def _gradients(oracle: Path, candidate: Path, reference: StepRecord, rounding: Mapping[str, float]) -> dict[str, Any]:
     from traceforge_core.training.sketch import norm
 
-    ours, theirs = (saved_gradients(stage, reference.step) for stage in (candidate, oracle))
+    ours, theirs = (read_gradients(stage, reference.step) for stage in (candidate, oracle))
     if ours is None or theirs is None:
         return {}
     overall, worst_name, worst = relative_difference(ours, theirs)

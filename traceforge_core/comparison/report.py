@@ -115,14 +115,20 @@ def report_parts(
 
 
 def _in_short(one: Compared) -> str:
-    reason = one.verdict.reasons[0]
-    said = f"{one.name}: **{one.verdict.outcome}**. {reason[0].upper()}{reason[1:].rstrip('.')}."
-    if one.exact is not None:
-        said += f" In float32, on short pairs: **{one.exact['outcome']}**."
-        if one.exact["outcome"] == "fail":
-            told = one.exact["reasons"][0].rstrip(".")
-            said += f" {told[0].upper()}{told[1:]}."
-    return said
+    """The verdict and what is wrong first; by the float32 comparison where that found it, since no rounding hides it
+    there."""
+    own = f"**{one.verdict.outcome}**. {_sentence(one.verdict.reasons[0])}"
+    if one.exact is None:
+        return f"{one.name}: {own}"
+    exact = f"**{one.exact['outcome']}**."
+    if one.exact["outcome"] != "fail":
+        return f"{one.name}: {own} In float32, on short pairs: {exact}"
+    exact += f" {_sentence(one.exact['reasons'][0])}"
+    return f"{one.name}: in float32, on short pairs: {exact} In the run's own precision: {own}"
+
+
+def _sentence(reason: str) -> str:
+    return f"{reason[0].upper()}{reason[1:].rstrip('.')}."
 
 
 def planted_in_short(planted: Mapping[str, Any]) -> str:

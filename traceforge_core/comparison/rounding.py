@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from traceforge_core.comparison.parity import Rounding, saved_gradients, turned_gradients
+from traceforge_core.comparison.parity import Rounding, turned_gradients
 from traceforge_core.comparison.series import run_series
 from traceforge_core.config import RunConfig
 from traceforge_core.runs import write_json
+from traceforge_core.training.records import read_gradients
 from traceforge_core.training.stages import oracle_job
 
 # Rows by themselves and shifted; branches the other way round under another attention. (variants.py)
@@ -51,10 +52,10 @@ def rounding_of(oracle: Path, runs: Sequence[Path]) -> Rounding:
     the oracle's, of gradients scaled to one length. {} where none were saved."""
     found: Rounding = {}
     step = 1
-    while (theirs := saved_gradients(oracle, step)) is not None:
+    while (theirs := read_gradients(oracle, step)) is not None:
         told = []
         for run in runs:  # one run's gradients in memory at a time
-            if (ours := saved_gradients(run, step)) is None:
+            if (ours := read_gradients(run, step)) is None:
                 return found
             told.append(turned_gradients(ours, theirs))
         found[step] = {name: max(differences[name] for differences in told) for name in theirs}

@@ -299,6 +299,7 @@ def write_training(
     job: Job, trainer: Any, start: dict[str, str], checkpoint: Path | None, held_out: dict[str, Any] | None
 ) -> None:
     """`training.json`: what this stage started from and ran on, for the comparison and for people."""
+    arguments = trainer.args
     write_json(
         job.out_dir / "training.json",
         {
@@ -318,6 +319,13 @@ def write_training(
             "resumed_from": checkpoint.name if checkpoint else None,
             "steps": trainer.state.global_step,
             "held_out": held_out,
+            "optimizer": {
+                "name": str(getattr(arguments.optim, "value", arguments.optim)),
+                "betas": [arguments.adam_beta1, arguments.adam_beta2],
+                "epsilon": arguments.adam_epsilon,
+                "weight_decay": arguments.weight_decay,
+                "max_grad_norm": arguments.max_grad_norm,
+            },
             "versions": json.loads(json.dumps(installed_versions())),
         },
     )

@@ -1,10 +1,12 @@
-"""The step log: `metrics.jsonl`, one JSON object an optimizer step, the same columns for every strategy."""
+"""The step log: `metrics.jsonl`, one JSON object an optimizer step, the same columns for every strategy; and the
+gradients of the first steps beside it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -74,3 +76,11 @@ def truncate_records(path: Path, last_step: int) -> None:
     scratch = path.with_suffix(".tmp")
     scratch.write_text("".join(json.dumps(asdict(record)) + "\n" for record in kept), encoding="utf-8")
     scratch.replace(path)
+
+
+def read_gradients(stage: Path, step: int) -> dict[str, Any] | None:
+    """The summed gradients of a step before clipping, by parameter name, on the CPU; None where they were not saved."""
+    from safetensors.torch import load_file
+
+    path = stage / "gradients" / f"step-{step:05d}.safetensors"
+    return load_file(path) if path.exists() else None
