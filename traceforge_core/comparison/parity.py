@@ -122,11 +122,8 @@ def measure(oracle: Path, candidate: Path, rounding: Rounding | None = None) -> 
             "step. Train both again with the same data and settings."
         )
     pairs = list(zip(ours, theirs, strict=True))
-    training = read_training(oracle)
-    # In bfloat16 the optimizer's own rounding is not what the limits are about.
-    settings = AdamW.of(training) if training["dtype"] == "float32" else None
     unequal = unequal_starts(oracle, candidate)
-    replay = None if unequal else replayed(oracle, candidate, settings, pairs)
+    replay = None if unequal else replayed(oracle, candidate, AdamW.of(read_training(oracle)), pairs)
     steps = [
         _step(own, reference) | _gradients(oracle, candidate, reference, (rounding or {}).get(reference.step, {}))
         for own, reference in pairs

@@ -50,9 +50,9 @@ class AdamW:
 
     @classmethod
     def of(cls, training: Mapping[str, Any]) -> AdamW | None:
-        """None where another optimizer was used, or it is not said which."""
+        """None where another optimizer was used, or it is not said which; and in bfloat16, which is judged by noise."""
         told = training.get("optimizer") or {}
-        if told.get("name") != "adamw_torch":
+        if told.get("name") != "adamw_torch" or training.get("dtype") != "float32":
             return None
         first, second = told["betas"]
         return cls((first, second), told["epsilon"], told["weight_decay"], told["max_grad_norm"])
