@@ -32,6 +32,8 @@ MEASURED: list[tuple[Any, int, int, dict[str, Any], float, float | None]] = [
     ("sft", 0, 32_768, {"optimizer_bytes": 2}, 8.743, 5.595),
     ("shared_prefix", 253_952, 4_096, {"groups": 4, "tile": 2048}, 21.74, 196.7),
     ("shared_prefix", 253_952, 4_096, {}, 19.96, None),  # under a cap of 24 GiB the layers chose 8 groups
+    ("shared_prefix", 292_864, 4_096, {}, 21.73, None),
+    ("shared_prefix", 1_312_768, 4_096, {"gpu_gib": 80}, 73.12, None),
 ]
 
 

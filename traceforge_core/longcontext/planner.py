@@ -213,7 +213,7 @@ def plot(dims: Dimensions, setup: Setup, completion: int, path: Path, measured: 
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.8))
-    lengths = [1024 * 2**step for step in range(3, 10)]
+    lengths = [1024 * 2**step for step in range(3, 12)]
     for kind, colour, name in (
         ("branch_parallel", "tab:blue", "one branch"),
         ("shared_prefix", "tab:orange", "pair, shared prefix"),
