@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_a_worker_that_dies_of_a_known_fault_says_what_it_was_doing_and_which_pa
 
     code = f"import torch\n\ndef work(job, beat):\n    beat('at step 7')\n    raise {FAULTS[page]}\n"
     (tmp_path / "planted.py").write_text(code, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     job = Job("evaluate", "planted:work", load_config(), tmp_path, tmp_path, tmp_path / "out")
     with pytest.raises(WorkerError) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def test_memory_that_runs_out_names_its_part_and_its_page(tmp_path: Path, monkey
 
     code = "import torch\ndef work(job, beat):\n    beat('at step 2')\n    torch.empty(2**50, device='cuda')\n"
     (tmp_path / "planted.py").write_text(code, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     job = Job("evaluate", "planted:work", load_config(), tmp_path, tmp_path, tmp_path / "out", device="cuda")
     with pytest.raises(WorkerError, match=r"GPU memory ran out, at step 2 .*docs/errors/out-of-memory\.md"):
         launch(job, visible_gpus()[:1])

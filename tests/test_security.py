@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tests.python_path import python_path
 from traceforge_core.config import RunConfig, settings_yaml
 from traceforge_core.runs import Run
 from traceforge_core.stages import STAGES
@@ -86,7 +87,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     cwd = around / "deep" / "cwd"
     cwd.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PREFECT_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | IN_ENVIRONMENT
+    env |= {"PREFECT_HOME": str(home), "PYTHONPATH": python_path(REPOSITORY), "OMP_NUM_THREADS": "1"} | IN_ENVIRONMENT
     before = set(around.rglob("*"))
     command = [sys.executable, "-m", "flows.cli", "run", "--json", "--stages", ",".join(STAGES_DONE)]
     settings = [
@@ -157,7 +158,7 @@ def test_a_run_that_is_moved_to_another_place_is_read_and_gone_on_with_there(don
         assert [name for name in STAGES if run.result(name)] == STAGES_DONE
         env = os.environ | {
             "PREFECT_HOME": str(done.prefect_home),
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": python_path(REPOSITORY),
             "OMP_NUM_THREADS": "1",
         }
         again = [sys.executable, "-m", "flows.cli", "run", "--json", "--run", run.run_id, "--runs-dir", str(moved)]

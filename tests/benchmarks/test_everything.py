@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.python_path import python_path
+
 ROOT = Path(__file__).parents[2]
 
 
 def test_without_a_gpu_it_runs_what_a_cpu_can_and_says_what_the_others_need() -> None:
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": python_path(ROOT)}
     command = [sys.executable, str(ROOT / "benchmarks" / "everything.py"), "--list"]
     told = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     answers = dict(re.findall(r"^python (benchmarks/.*)\n((?:Would|Not) run.*)$", told, re.MULTILINE))

@@ -20,6 +20,7 @@ import httpx
 import psutil
 
 from tests.ports import free_port
+from tests.python_path import python_path
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -40,7 +41,7 @@ def serving(home: Path, **more: str) -> Iterator[Serving]:
     """Everything that `make serve` starts, ready for runs. What is left of it after the block is killed."""
     port = free_port()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PREFECT_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
+    env |= {"PREFECT_HOME": str(home), "PYTHONPATH": python_path(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
     with subprocess.Popen(
         [sys.executable, "-m", "deployments.serve"],
         cwd=REPOSITORY,

@@ -25,6 +25,7 @@ from deployments.crashes import set_up_crash_detection
 from tests.deployments.browser import CHROMIUM, Browser
 from tests.deployments.serving import post, processes_of, serving, wait_for
 from tests.ports import free_port
+from tests.python_path import python_path
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = {
@@ -302,7 +303,7 @@ def test_a_port_that_is_taken_is_said_at_once() -> None:
         done = subprocess.run(
             [sys.executable, "-m", "deployments.serve"],
             cwd=REPOSITORY,
-            env=os.environ | {"PREFECT_SERVER_API_PORT": str(port), "PYTHONPATH": str(REPOSITORY)},
+            env=os.environ | {"PREFECT_SERVER_API_PORT": str(port), "PYTHONPATH": python_path(REPOSITORY)},
             capture_output=True,
             text=True,
             timeout=60,
@@ -354,7 +355,7 @@ def test_what_dies_is_started_again_its_runs_are_adopted_and_what_dies_at_once_i
     done = subprocess.run(
         [sys.executable, "-c", KEEP, str(tmp_path)],
         cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        env=os.environ | {"PYTHONPATH": python_path(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=90,

@@ -25,6 +25,7 @@ import yaml
 from flows.cli.commands import app
 from flows.cli.endings import UsageError
 from flows.session import ordered
+from tests.python_path import python_path
 from traceforge_core.config import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -184,7 +185,7 @@ def reader(tmp_path: Path) -> dict[str, str]:
     return env | {
         "HOME": str(home),
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path(ROOT),
         "PREFECT_HOME": str(tmp_path / "prefect"),
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",

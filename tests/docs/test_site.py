@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 from flows.cli.commands import app
+from tests.python_path import python_path
 from traceforge_core.config import RunConfig, load_config, preset_names
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "site")]
-    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(guard)}
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": python_path(guard)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.python_path import python_path
 from traceforge_core.doctor.trials import run_trial
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def with_package(folder: Path, name: str, code: str) -> dict[str, str]:
     """The environment of a child that finds this package instead of the installed one."""
     (folder / f"{name}.py").write_text(code, encoding="utf-8")
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    return {"PYTHONPATH": python_path(folder, ROOT)}
 
 
 def test_a_library_that_crashes_the_process_is_named_by_its_signal(tmp_path: Path) -> None:

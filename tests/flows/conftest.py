@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.python_path import python_path
 from traceforge_core import stages
 
 REPOSITORY = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(prefect_home: Path, **more: str) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "FAKE_"))}
     env |= {"PREFECT_HOME": str(prefect_home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return env | {"PYTHONPATH": str(REPOSITORY)} | more
+    return env | {"PYTHONPATH": python_path(REPOSITORY)} | more
 
 
 @pytest.fixture

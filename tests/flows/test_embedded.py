@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.python_path import python_path
+
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import sys, time
@@ -33,7 +35,7 @@ def start(home: Path, how: str, under: Sequence[str] = (), **env: str) -> subpro
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return subprocess.Popen(
         [*under, sys.executable, "-c", PROGRAM, how],
-        env=clean | {"PREFECT_HOME": str(home), "PYTHONPATH": str(REPOSITORY)} | env,
+        env=clean | {"PREFECT_HOME": str(home), "PYTHONPATH": python_path(REPOSITORY)} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -89,7 +91,7 @@ def test_a_machine_without_a_loopback_interface_is_told_so_at_once(prefect_home:
 def test_a_server_that_ends_while_it_starts_is_told_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text("from another day\n")
     (tmp_path / "uvicorn.py").write_text("raise SystemExit('no uvicorn today')\n")
-    process = start(tmp_path, "leave", PYTHONPATH=f"{REPOSITORY}{os.pathsep}{tmp_path}")
+    process = start(tmp_path, "leave", PYTHONPATH=python_path(REPOSITORY, tmp_path))
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "Prefect's embedded server ended with exit status 1. Its log, " in err

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.python_path import python_path
 from traceforge_core.runs import Run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def test_ctrl_c_and_a_stop_file_in_the_middle_of_training_leave_no_process_and_t
     tmp_path: Path, prefect_home: Path
 ) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PREFECT_HOME": str(prefect_home), "PYTHONPATH": str(REPOSITORY)}
+    env |= {"PREFECT_HOME": str(prefect_home), "PYTHONPATH": python_path(REPOSITORY)}
     command = [sys.executable, "-m", "flows.cli", "run", "--json", "--runs-dir", str(tmp_path), "--stages"]
     small = ["--set", "sft.max_steps=25", "--set", "sft.checkpoint_steps=5"]
     with subprocess.Popen(
@@ -110,7 +111,7 @@ def test_ctrl_c_and_a_stop_file_in_the_middle_of_training_leave_no_process_and_t
 
 
 def test_a_model_path_that_does_not_exist_is_named(tmp_path: Path, prefect_home: Path) -> None:
-    env = os.environ | {"PREFECT_HOME": str(prefect_home), "PYTHONPATH": str(REPOSITORY)}
+    env = os.environ | {"PREFECT_HOME": str(prefect_home), "PYTHONPATH": python_path(REPOSITORY)}
     ran = subprocess.run(
         [
             sys.executable,
@@ -135,7 +136,7 @@ def test_a_model_path_that_does_not_exist_is_named(tmp_path: Path, prefect_home:
 
 
 def test_an_empty_folder_is_named(tmp_path: Path, prefect_home: Path) -> None:
-    env = os.environ | {"PREFECT_HOME": str(prefect_home), "PYTHONPATH": str(REPOSITORY)}
+    env = os.environ | {"PREFECT_HOME": str(prefect_home), "PYTHONPATH": python_path(REPOSITORY)}
     (tmp_path / "empty").mkdir()
     arguments = ["run", "--json", "--runs-dir", str(tmp_path / "runs"), "--set", f"ingest.path={tmp_path / 'empty'}"]
     ran = subprocess.run(
@@ -154,7 +155,7 @@ def test_ingest_counts_what_is_there_and_replaces_only_its_own_output(tmp_path: 
     def ingest(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "flows.cli", "ingest", *arguments, "--json"],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            env=os.environ | {"PYTHONPATH": python_path(REPOSITORY)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.python_path import python_path
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.prepare import prepare_model
@@ -99,7 +100,7 @@ def test_code_that_comes_with_a_model_is_run_only_where_that_was_asked_for_and_t
     change(model / "tokenizer_config.json", **own)
     done = subprocess.run(
         [sys.executable, "-c", TRUST, str(model), str(tmp_path / "out"), str(marker)],
-        env=os.environ | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(REPOSITORY)},
+        env=os.environ | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": python_path(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -319,6 +320,7 @@ def prepare_from_hub(
         env={
             "PATH": "/usr/bin:/bin",
             "HOME": str(cache),
+            "PYTHONPATH": python_path(),
             "HF_HOME": str(cache),
             "HF_ENDPOINT": endpoint,
             "HF_HUB_OFFLINE": "1" if offline else "0",
@@ -367,6 +369,28 @@ def test_what_the_hub_refuses_is_said_in_one_message(
     hub: str, tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
     done = prepare_from_hub(tmp_path / "out", tmp_path / "cache", hub, **fields)
+    assert done.returncode == 1
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(adapter_beside, "some/tiny holds a whole model and an adapter (LoRA) beside it"), (adapter, "is an adapter (LoRA)")],
+    ids=["both", "adapter"],
+)
+def test_an_adapter_in_the_cache_is_refused_offline_as_one_on_the_hub_is(
+    tmp_path: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    # As huggingface_hub lays its cache out, of which transformers loads the adapter too.
+    repository = tmp_path / "cache" / "hub" / "models--some--tiny"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}", encoding="utf-8")
+    spoil(snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT, encoding="utf-8")
+    done = prepare_from_hub(tmp_path / "out", tmp_path / "cache", "http://127.0.0.1:9", offline=True, name="some/tiny")
     assert done.returncode == 1
     assert message in done.stderr and "Traceback" not in done.stderr
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.python_path import python_path
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.processes.in_order import AHEAD, ShouldStop, in_order
 
@@ -150,10 +151,9 @@ def test_no_worker_is_left_behind(how: signal.Signals, tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         f"    list(in_order(work_until_stopped, [{str(tmp_path)!r}] * 9, 2, ''))\n"
     )
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     parent = subprocess.Popen(
         [sys.executable, str(program)],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": python_path(Path(__file__).parent)},
         stderr=subprocess.PIPE,
         start_new_session=True,
     )

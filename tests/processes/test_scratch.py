@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.python_path import python_path
 from traceforge_core.processes.scratch import LOCK, remove_left_behind, scratch_folder
 
 REPOSITORY = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_not_before(tempor
         [sys.executable, "-c", HOLD],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        env=os.environ | {"PYTHONPATH": python_path(REPOSITORY)},
     ) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())

@@ -32,7 +32,7 @@ MakeJob = Callable[..., Job]
 @pytest.fixture
 def make_job(inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     """A Branch-Parallel job with a trainer out of faulty_trainers.py."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
 
     def make(trainer: str, out_dir: Path | None = None, **changes: object) -> Job:
         job = stages.preference_job("branch_parallel", configure(**changes), inputs, out_dir or tmp_path / "out")

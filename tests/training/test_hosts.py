@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.ports import free_port
+from tests.python_path import python_path
 from traceforge_core.config import RunConfig, load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import hash_adapter
@@ -48,7 +49,7 @@ class Host:
     interface: str
 
     def start(self, command: list[str]) -> subprocess.Popen[str]:
-        env = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        env = os.environ | {"PYTHONPATH": python_path(REPOSITORY), "OMP_NUM_THREADS": "1"}
         env |= {"GLOO_SOCKET_IFNAME": self.interface}
         return subprocess.Popen(
             [*self.prefix, *command],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -41,7 +42,7 @@ def test_a_run_killed_at_a_random_step_ends_bit_for_bit_like_an_unbroken_one(
     stages.run_job(whole)
 
     broken = make_job(kind, config, inputs, tmp_path / "broken")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("FAULTY_STEP", str(step))
     monkeypatch.setenv("FAULTY_RANK", "0" if kind != "branch_parallel" else str(step % 2))
     killed = {"sft": "KilledSft", "oracle": "KilledOracle", "shared_prefix": "KilledShared"}
@@ -116,7 +117,7 @@ def test_a_checkpoint_that_holds_code_is_refused_and_not_run(
 def test_a_stage_that_a_file_stopped_has_a_checkpoint_of_its_last_step_and_ends_like_an_unbroken_one(
     inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     run = Run.create(tmp_path / "runs")
     config = configure(preference__checkpoint_steps=100)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.python_path import python_path
 from tests.trajectories.make import mini_v1, mini_v2
 from traceforge_core.config import load_config
 from traceforge_core.errors import TraceForgeError
@@ -156,7 +157,7 @@ def test_a_worker_that_dies_is_an_error_with_advice_and_leaves_no_process(write,
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": python_path(os.getcwd())},
         check=False,
     )
     assert done.returncode == 1, done.stderr
@@ -184,7 +185,7 @@ def test_killing_the_parent_ends_its_workers(write, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     process = subprocess.Popen(
-        [sys.executable, str(script), str(folder), str(out)], env={**os.environ, "PYTHONPATH": os.getcwd()}
+        [sys.executable, str(script), str(folder), str(out)], env={**os.environ, "PYTHONPATH": python_path(os.getcwd())}
     )
     deadline = time.monotonic() + 100
     while len(pids := list(out.glob(".shards/pid-*"))) < 2:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.python_path import python_path
+
 REPOSITORY = Path(__file__).parents[3]
 PROGRAM = """
 import logging, sys, time
@@ -42,7 +44,7 @@ print("the answer")
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "110", "TERM": "xterm-256color"}
+    return os.environ | {"PYTHONPATH": python_path(REPOSITORY), "COLUMNS": "110", "TERM": "xterm-256color"}
 
 
 def test_without_a_terminal_lines_come_now_and_then(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from flows.session import FILE_NAME
+from tests.python_path import python_path
 from traceforge_core.config import load_config, validate_config
 from traceforge_core.runs import Run
 
@@ -56,7 +57,7 @@ def started(prefect_home: Path, cwd: Path, *arguments: str, **env: str) -> Itera
     with subprocess.Popen(
         [sys.executable, str(FAKES), *arguments],
         cwd=cwd,
-        env=clean | {"PREFECT_HOME": str(prefect_home), "PYTHONPATH": str(REPOSITORY)} | env,
+        env=clean | {"PREFECT_HOME": str(prefect_home), "PYTHONPATH": python_path(REPOSITORY)} | env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
