@@ -376,7 +376,10 @@ def test_what_the_hub_refuses_is_said_in_one_message(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [(adapter_beside, "some/tiny holds a whole model and an adapter (LoRA) beside it"), (adapter, "is an adapter (LoRA)")],
+    [
+        (adapter_beside, "some/tiny holds a whole model and an adapter (LoRA) beside it"),
+        (adapter, "is an adapter (LoRA)"),
+    ],
     ids=["both", "adapter"],
 )
 def test_an_adapter_in_the_cache_is_refused_offline_as_one_on_the_hub_is(

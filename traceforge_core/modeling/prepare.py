@@ -173,7 +173,6 @@ def _find_on_hub(model: ModelConfig) -> Source:
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
-        LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -214,15 +213,29 @@ def _find_on_hub(model: ModelConfig) -> Source:
         ) from None
     except (httpx.HTTPError, OfflineModeIsEnabled, ConnectionError) as error:
         reason = str(error).split("\n")[0].rstrip(".")
-    try:
-        cached = Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=True))
-    except LocalEntryNotFoundError:
+    cached = _in_cache(name, "config.json", revision)
+    if cached is None:
+        if (adapter := _in_cache(name, ADAPTER, revision)) is not None:
+            raise _is_an_adapter(name, _read_config(adapter))
         raise HubUnreachable(
             f"There is no folder {name!r} here, and the hub cannot be reached to look for it ({reason}), nor is it in "
             "the local cache. Check the path, go online, or use model.name=tiny, which needs no download."
-        ) from None
+        )
     log.warning("The hub cannot be reached (%s); using %s from the local cache.", reason, name)
+    if (cached.parent / ADAPTER).is_file():
+        raise _has_an_adapter(name)
     return Source(name, name, _read_config(cached), cached.parent.name, offline=True)
+
+
+def _in_cache(name: str, file: str, revision: str | None) -> Path | None:
+    """A file of a hub repository in the local cache, None where it is not there."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, file, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
 
 
 def _is_an_adapter(where: str, adapter: dict[str, Any]) -> TraceForgeError:
