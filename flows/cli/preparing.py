@@ -117,6 +117,6 @@ def plan(
         device_name=device,
     )  # fmt: skip
     if plot is not None:
-        setup = planner.setup_of(effective, gpu_gib, host_gib, device)
+        setup = planner.setup_of(effective, "branch_parallel", gpu_gib, host_gib, device)
         planner.plot(planner.read_dimensions(name), setup, completion, plot)
     answer(figures, as_json, text)

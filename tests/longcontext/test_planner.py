@@ -47,6 +47,51 @@ def test_peaks_and_times_are_within_a_tenth_of_the_measured(
 
 
 @pytest.mark.parametrize(
+    ("transport", "prompt", "completion", "gib"),
+    [
+        ("nccl", 77_824, 4_096, 12.356), ("gloo", 77_824, 4_096, 12.194),
+        ("nccl", 31_129, 1_639, 9.230), ("gloo", 31_129, 1_639, 9.067),
+    ],
+)  # fmt: skip
+def test_a_branch_parallel_worker_is_planned_with_what_its_training_holds(
+    transport: Any, prompt: int, completion: int, gib: float
+) -> None:
+    """Measured on two H200s with AdamW, a pair a step, while tiled layers still held the embeddings."""
+    work = Work("branch_parallel", prompt, completion)
+    estimate = estimate_work(QWEN3_8B, work, Setup(gpu_gib=141, transport=transport))
+    embeddings = 2 * work.tokens * QWEN3_8B.hidden
+    assert (estimate.peak + embeddings) / GIB == pytest.approx(gib, rel=0.01)
+
+
+def test_the_flat_buffer_of_gradients_lies_on_the_gpu_for_nccl_and_is_pinned_for_gloo() -> None:
+    flat = 4 * QWEN3_8B.adapter(rank=16)
+    assert flat == 43_646_976 * 4
+
+    def added(kind: Any, **settings: Any) -> tuple[float, float]:
+        """GPU and host memory beyond that of a worker by itself."""
+        work = Work(kind, 28_672, 4_096)
+        alone, several = (estimate_work(QWEN3_8B, work, replace(H200, **more)) for more in ({}, settings))
+        return several.peak - alone.peak, several.host - alone.host
+
+    assert added("branch_parallel", transport="nccl") == (flat, 0)
+    assert added("branch_parallel", transport="gloo") == (0, flat)
+    assert added("shared_prefix", transport="nccl") == (0, 0), "one worker sums nothing"
+    assert added("shared_prefix", transport="nccl", replicas=2) == (flat, 0)
+    assert added("sft", transport="nccl", replicas=2) == (0, 0)
+
+
+def test_gradients_of_earlier_micro_batches_lie_beside_those_that_the_layers_gather() -> None:
+    several = replace(H200, accumulation=4)
+
+    def added(prompt: int) -> float:
+        work = Work("shared_prefix", prompt, 4_096)
+        return estimate_work(QWEN3_8B, work, several).peak - estimate_work(QWEN3_8B, work, H200).peak
+
+    assert added(77_824) == 4 * QWEN3_8B.adapter(rank=16)
+    assert added(12_288) == 0, "the peak is in the head, before the layers have gathered any"
+
+
+@pytest.mark.parametrize(
     ("tokens", "logits", "gib", "within"),
     [(32_768, 0, 22.4, 0.1), (32_768, 32_768, 43.7, 0.1), (81_920, 4_096, 60.2, 0.25)],
 )
@@ -95,6 +140,8 @@ setups = st.builds(
     groups=st.sampled_from([None, 1, 3, 8, 64]),
     inputs_on_device=st.sampled_from([0, 4, 100]),
     recompute=st.sampled_from(["attention", "none"]),
+    accumulation=st.sampled_from([1, 4]),
+    transport=st.sampled_from([None, "nccl", "gloo"]),
 )
 kinds = st.sampled_from(["sft", "branch_parallel", "shared_prefix"])
 lengths = st.integers(1, 200_000)
@@ -130,15 +177,18 @@ def test_a_longer_prompt_takes_no_less_memory_and_fits_where_a_longer_one_does(
 @given(
     dims=models(), kind=kinds, completion=st.integers(1, 9000), prompt=lengths,
     gpu_gib=st.floats(4, 200), tile=st.sampled_from([None, 300]), groups=st.sampled_from([None, 3]),
+    transport=st.sampled_from([None, "nccl"]),
 )  # fmt: skip
 def test_the_planner_reckons_with_the_tiles_that_the_layers_choose_from_the_same_memory(
-    dims: Dimensions, kind: Any, completion: int, prompt: int, gpu_gib: float, tile: int | None, groups: int | None
-) -> None:
+    dims: Dimensions, kind: Any, completion: int, prompt: int, gpu_gib: float, tile: int | None, groups: int | None,
+    transport: Any,
+) -> None:  # fmt: skip
     import torch
 
-    work, setup = Work(kind, prompt, completion), Setup(gpu_gib=gpu_gib, tile=tile, groups=groups)
+    work, setup = Work(kind, prompt, completion), Setup(gpu_gib, tile=tile, groups=groups, transport=transport)
     planned = estimate_work(dims, work, setup)
-    free = gpu_gib * GIB - planned.parts["weights"] - planned.parts["adapter"] - 2 * work.tokens * dims.hidden
+    held = sum(planned.parts.get(name, 0.0) for name in ("weights", "adapter", "gradient exchange"))
+    free = gpu_gib * GIB - held - 2 * work.tokens * dims.hidden
     config = {
         "num_hidden_layers": dims.layers, "hidden_size": dims.hidden, "num_attention_heads": dims.heads,
         "num_key_value_heads": dims.kv_heads, "head_dim": dims.head_dim, "intermediate_size": dims.mlp,
@@ -182,6 +232,18 @@ def test_samples_of_sft_that_do_not_fit_are_told_the_length_of_samples_that_do()
     longest = int(told[1])
     assert estimate_work(QWEN3_8B, Work("sft", 0, longest), narrow).fits(narrow)
     assert not estimate_work(QWEN3_8B, Work("sft", 0, longest + 512), narrow).fits(narrow)
+
+
+def test_each_training_is_planned_with_its_own_optimizer_and_accumulation() -> None:
+    settings = [
+        "sft.optimizer=adamw_8bit", "sft.gradient_accumulation=8", "preference.gradient_accumulation=1",
+        "preference.transport=gloo",
+    ]  # fmt: skip
+    config = load_config(assignments=settings)
+    sft, pairs = (planner.setup_of(config, kind, 24, None) for kind in ("sft", "branch_parallel"))
+    assert (sft.optimizer_bytes, sft.accumulation) == (2, 8)
+    assert (pairs.optimizer_bytes, pairs.accumulation, pairs.transport) == (8, 1, "gloo")
+    assert planner.setup_of(load_config(), "branch_parallel", 24, None).transport == "nccl"
 
 
 def test_the_tiny_model_is_planned_without_a_hub() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from traceforge_core.longcontext.memory import (
+    GRAD_BYTES,
     MARGIN,
     NF4_BYTES,
     RANK,
@@ -24,7 +25,7 @@ from traceforge_core.longcontext.memory import (
 )
 
 GIB = 2**30
-USABLE = 0.92  # of a GPU's memory; the rest goes to the CUDA context and to the allocator's fragmentation
+USABLE = 0.92  # of a GPU's memory; the rest goes to the CUDA context, NCCL's channels and the allocator's fragmentation
 Kind = Literal["sft", "branch_parallel", "shared_prefix"]
 
 
@@ -77,7 +78,8 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The machine and the settings that matter. weight_bytes: a number of a base layer. targets: LoRA's, None: all.
-    tile, groups: None for what the layers choose on a GPU of this size."""
+    tile, groups: None for what the layers choose on a GPU of this size. accumulation: forward passes of a worker an
+    optimizer step. transport: what carries gradients between workers; None for a worker by itself."""
 
     gpu_gib: float
     host_gib: float | None = None
@@ -86,6 +88,9 @@ class Setup:
     rank: int = 16
     targets: tuple[str, ...] | None = None
     optimizer_bytes: float = 8
+    accumulation: int = 1
+    replicas: int = 1
+    transport: Literal["nccl", "gloo"] | None = None
     tile: int | None = None
     groups: int | None = None
     recompute: Literal["attention", "none"] = "attention"
@@ -117,16 +122,26 @@ def estimate_work(dims: Dimensions, work: Work, setup: Setup) -> Estimate:
     tokens, width = work.tokens, setup.width
     blocks = 3 if work.kind == "shared_prefix" else 1
     parts = _held(dims, setup)
+    # Made in the first step's exchange and kept: one number for every gradient, on the GPU for NCCL, else pinned.
+    flat = GRAD_BYTES * dims.adapter(setup.rank, setup.targets) if _exchanges(work, setup) else 0
+    if flat and setup.transport == "nccl":
+        parts["gradient exchange"] = float(flat)
     residual = float(width * tokens * dims.hidden)  # is there already when the layers choose
     on_device = min(setup.inputs_on_device, dims.layers)
     inputs = on_device * residual  # a layer's input is as large
     kept = 2.0 * width * work.kept * dims.hidden
     # What the layers find free; and no more than fits, so that more memory never plans for less, nor a shorter length.
     free = setup.gpu_gib * GIB - sum(parts.values()) - residual
-    room = USABLE * setup.gpu_gib * GIB - sum(parts.values()) - inputs - kept - _rank_bytes(dims, tokens, setup)
+    # The layers gather a micro-batch's gradients beside those of the step's earlier ones; autograd adds them up only
+    # when the whole backward has returned. The head works before the first of them is there.
+    beside = float(GRAD_BYTES * dims.adapter(setup.rank, setup.targets)) if setup.accumulation > 1 else 0.0
+    extra = inputs + kept + beside + _rank_bytes(dims, tokens, setup)
+    room = USABLE * setup.gpu_gib * GIB - sum(parts.values()) - extra
     tile, groups, _ = choose_tiles(dims, tokens, width, blocks, min(free, room / MARGIN), setup.tile, setup.groups)
     layer = sequence_bytes(dims, tokens, groups, setup.rank, width, blocks, SCRATCH)
     layer["tiles"] = tile_bytes(dims, tile, setup.rank, width)
+    if beside:
+        layer["accumulated gradients"] = beside
     # The head works while only the residual and the kept rows exist; below its need the layers' is the peak.
     rows = min(setup.chunk, work.kept)
     head = rows * dims.vocabulary * (2 * width + 8) + 2 * kept
@@ -135,7 +150,15 @@ def estimate_work(dims: Dimensions, work: Work, setup: Setup) -> Estimate:
     host = (dims.layers - on_device) * residual
     if setup.recompute == "none":
         host += dims.layers * tokens * (width * dims.q + 4.0 * dims.heads)
+    if setup.transport == "gloo":
+        host += flat
     return Estimate(work, parts, host, _seconds(dims, work, setup))
+
+
+def _exchanges(work: Work, setup: Setup) -> bool:
+    """Whether several workers sum their gradients: both of a branch-parallel pair, or replicas of either strategy."""
+    workers = {"sft": 1, "branch_parallel": 2 * setup.replicas, "shared_prefix": setup.replicas}[work.kind]
+    return setup.transport is not None and workers > 1
 
 
 def _rank_bytes(dims: Dimensions, tokens: int, setup: Setup) -> float:
@@ -175,7 +198,7 @@ def _held(dims: Dimensions, setup: Setup) -> dict[str, float]:
     adapter = dims.adapter(setup.rank, setup.targets)
     return {
         "weights": setup.weight_bytes * dims.layers * dims.layer_weights + setup.width * _outer_weights(dims),
-        "adapter": adapter * (4 + 4 + setup.optimizer_bytes),
+        "adapter": adapter * (4 + GRAD_BYTES + setup.optimizer_bytes),
     }
 
 

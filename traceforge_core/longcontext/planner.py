@@ -64,9 +64,13 @@ def read_dimensions(model: str) -> Dimensions:
         ) from None
 
 
-def setup_of(config: RunConfig, gpu_gib: float, host_gib: float | None, device_name: str = "H200") -> Setup:
-    """The part of a run's configuration that matters here."""
+def setup_of(config: RunConfig, kind: str, gpu_gib: float, host_gib: float | None, device_name: str = "H200") -> Setup:
+    """The part of a run's configuration that matters for a training stage of this kind.
+
+    `transport: auto` counts as NCCL, which it is where every worker has its own GPU.
+    """
     model, section = config.model, config.long_context
+    training = config.sft if kind == "sft" else config.preference
     width = 2 if model.dtype == "bfloat16" else 4
     return Setup(
         gpu_gib=gpu_gib,
@@ -75,7 +79,10 @@ def setup_of(config: RunConfig, gpu_gib: float, host_gib: float | None, device_n
         width=width,
         rank=model.lora.r,
         targets=tuple(model.lora.targets),
-        optimizer_bytes=2 if config.preference.optimizer == "adamw_8bit" else 8,
+        optimizer_bytes=2 if training.optimizer == "adamw_8bit" else 8,
+        accumulation=training.gradient_accumulation,
+        replicas=config.preference.replicas,
+        transport="gloo" if config.preference.transport == "gloo" else "nccl",
         tile=section.tile,
         groups=section.head_groups,
         recompute=section.recompute,
@@ -149,9 +156,10 @@ def plan(
 ) -> tuple[dict[str, Any], str]:
     """What `traceforge plan` shows: figures, and the same as text. Raises TraceForgeError for an unreadable model."""
     dims = read_dimensions(model)
-    setup = setup_of(config, gpu_gib, host_gib, device_name)
     kinds: tuple[Kind, ...] = ("branch_parallel", "shared_prefix", "sft")
-    estimates = [estimate_work(dims, Work(kind, prompt, completion), setup) for kind in kinds]
+    setups = {kind: setup_of(config, kind, gpu_gib, host_gib, device_name) for kind in kinds}
+    estimates = [estimate_work(dims, Work(kind, prompt, completion), setups[kind]) for kind in kinds]
+    setup = setups["branch_parallel"]  # and that of a shared prefix
     longest = {kind: longest_prompt(dims, setup, kind, completion) for kind in kinds[:2]}
     try:
         strategy, why = choose_strategy(dims, setup, prompt, completion, gpus)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -36,7 +37,8 @@ def require_fit(job: Job) -> None:
     if not is_tiled(job, work) or dims is None or not gpus:
         return
     smallest = min(gpus, key=lambda gpu: gpu.memory_total_mib)
-    setup = setup_of(job.config, smallest.memory_total_mib / 1024, None, smallest.name)
+    setup = setup_of(job.config, job.kind, smallest.memory_total_mib / 1024, None, smallest.name)
+    setup = replace(setup, transport="nccl" if job.transport == "nccl" else "gloo")
     estimate = estimate_work(dims, work, setup)
     logger.info(
         "The longest sample (%d + %d tokens) is planned to take %.1f GiB of GPU and %.1f GiB of host memory.",
@@ -85,7 +87,8 @@ def resolve_strategy(config: RunConfig) -> str:
     if dims is None:
         chosen, why = "branch_parallel", "there is nothing to plan with: no GPU, or no config of the model"
     else:
-        setup = setup_of(config, min(gpu.memory_total_mib for gpu in gpus) / 1024, None, gpus[0].name)
+        gib = min(gpu.memory_total_mib for gpu in gpus) / 1024
+        setup = setup_of(config, "branch_parallel", gib, None, gpus[0].name)
         completion = max(1, config.datasets.preference.max_length // 20)
         prompt = config.datasets.preference.max_length - completion
         chosen, why = choose_strategy(dims, setup, prompt, completion, len(gpus))

@@ -49,7 +49,7 @@ def _planned(job: Job) -> tuple[Work, dict[str, float], Dimensions]:
     if job.cut_to is not None and work.tokens > job.cut_to:
         completion = min(work.completion, job.cut_to)
         work = replace(work, prompt=job.cut_to - completion, completion=completion)
-    setup = setup_of(job.config, gpu_gib=math.inf, host_gib=None)
+    setup = setup_of(job.config, job.kind, gpu_gib=math.inf, host_gib=None)
     if is_tiled(job, work):
         return work, estimate_work(dims, work, setup).parts, dims
     branches = 2 if job.kind == "oracle" else 1
