@@ -41,8 +41,9 @@ def answer(value: dict[str, Any], as_json: bool, text: str) -> None:
     if not _answer_to:
         sys.stdout.write(data)
         return
-    with os.fdopen(os.dup(_answer_to[0]), "w", encoding="utf-8") as stdout:
-        stdout.write(data)
+    with contextlib.suppress(ConnectionError):  # nobody reads it any more
+        with os.fdopen(os.dup(_answer_to[0]), "w", encoding="utf-8") as stdout:
+            stdout.write(data)
 
 
 def tell(text: str) -> None:
