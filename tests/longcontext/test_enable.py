@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from peft import AdaLoraConfig, IA3Config, LoraConfig, PromptTuningConfig, RandLoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from tests.longcontext.conftest import ALL_TARGETS, CONFIGS, VOCABULARY, assert_close, gradients, tiny
 from traceforge_core.config import LongContextConfig
 from traceforge_core.errors import TraceForgeError
+from traceforge_core.longcontext import enable
 from traceforge_core.longcontext.enable import decoder_of, enable_long_context, kept_log_probs, token_log_probs
 
 SMALL = LongContextConfig(tile=5, head_groups=2, logprob_chunk=4)
@@ -189,6 +192,8 @@ def test_evaluation_needs_no_graph_and_generation_goes_the_models_own_way(wide_n
         assert torch.equal(model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, do_sample=False), words)
         hidden = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
         assert len(hidden) == 4
+        model.config.output_hidden_states = True
+        assert len(model(input_ids=ids, use_cache=False).hidden_states) == 4
 
 
 def test_an_adapter_that_is_switched_off_does_not_count(wide_norms: None) -> None:
@@ -242,16 +247,101 @@ def test_other_families_and_adapters_are_refused_with_a_reason() -> None:
     decoder_of(trained).layers[1].mlp.up_proj.base_layer.weight.requires_grad_(True)
     with pytest.raises(TraceForgeError, match=r"layers\.1\.mlp\.up_proj.* is to be trained too"):
         enable_long_context(trained, "on", SMALL)
-    dropping = tiny("llama", torch.float32)
-    decoder_of(dropping).layers[0].mlp.up_proj.lora_dropout["default"] = torch.nn.Dropout(0.1)
-    enable_long_context(dropping, "on", SMALL)
+    learned = get_peft_model(
+        AutoModelForCausalLM.from_config(CONFIGS["llama"]()),
+        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+    )
+    with pytest.raises(TraceForgeError, match="learned prompts"):
+        enable_long_context(learned, "on", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "told"),
+    [
+        (lambda: LoraConfig(r=2, target_modules=["o_proj"], lora_dropout=0.1), "dropout off"),
+        (lambda: LoraConfig(r=2, target_modules=["o_proj"], use_dora=True), "plain LoRA only.*DoRA"),
+        (lambda: LoraConfig(r=2, target_modules=["o_proj"], lora_bias=True), "lora_bias"),
+        (lambda: RandLoraConfig(r=2, target_modules=["o_proj"]), "plain LoRA only.*randlora"),
+        (lambda: AdaLoraConfig(init_r=2, total_step=9, target_modules=["o_proj"]), "plain LoRA only.*adalora"),
+        (lambda: IA3Config(target_modules=["o_proj"], feedforward_modules=[]), "plain LoRA only.*ia3"),
+    ],
+    ids=["dropout", "dora", "lora-bias", "randlora", "adalora", "ia3"],
+)
+def test_an_adapter_that_is_no_plain_lora_is_refused_and_auto_leaves_it_alone(
+    adapter: Callable[[], Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = get_peft_model(AutoModelForCausalLM.from_config(CONFIGS["llama"]()), adapter()).train()
+    with pytest.raises(TraceForgeError, match=told):
+        enable_long_context(model, "on", SMALL)
+    monkeypatch.setattr(enable, "_on_cuda", lambda model: True)
+    assert not enable_long_context(model, "auto", SMALL)
+    assert "forward" not in decoder_of(model).__dict__
+
+
+def test_dropout_of_an_adapter_counts_only_while_training(wide_norms: None) -> None:
+    model = tiny("llama").eval()
+    decoder_of(model).layers[0].mlp.up_proj.lora_dropout["default"] = torch.nn.Dropout(0.1).eval()
+    ids, _, _ = padded([11], left=False)
+    plain = model(input_ids=ids, use_cache=False).logits
+    enable_long_context(model, "on", SMALL)
+    assert torch.allclose(model(input_ids=ids, use_cache=False).logits, plain, rtol=1e-10)
     with pytest.raises(TraceForgeError, match="dropout off"):
-        dropping(input_ids=torch.ones(1, 4, dtype=torch.long))
+        model.train()(input_ids=ids)
 
 
-def test_a_layer_in_eight_bits_is_refused() -> None:
+def test_adapters_on_embeddings_and_a_head_that_is_trained_whole_work_through_it(wide_norms: None) -> None:
+    torch.manual_seed(3)
+    base = AutoModelForCausalLM.from_config(CONFIGS["qwen2"]()).double()
+    model: Any = get_peft_model(
+        base, LoraConfig(r=3, target_modules=["q_proj", "embed_tokens"], modules_to_save=["lm_head"], use_rslora=True)
+    ).train()
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn_like(parameter, dtype=torch.float64) / 9
+    batch = padded([19, 30], left=True)
+    loss, plain = step(model, *batch)
+    enable_long_context(model, "on", SMALL)
+    tiled_loss, tiled = step(model, *batch)
+    assert tiled_loss == pytest.approx(loss, rel=1e-12)
+    assert_close(tiled, plain, 1e-10)
+    assert any("lora_embedding" in name for name in tiled) and any("lm_head" in name for name in tiled)
+
+
+def test_a_window_left_over_in_a_llamas_configuration_means_nothing(wide_norms: None) -> None:
+    model = tiny("llama")
+    decoder_of(model).config.sliding_window = 5
+    ids, _, _ = padded([21], left=False)
+    plain = model(input_ids=ids, use_cache=False).logits
+    enable_long_context(model, "on", SMALL)
+    assert torch.allclose(model(input_ids=ids, use_cache=False).logits, plain, rtol=1e-10)
+
+
+def test_padding_within_a_sample_is_left_out_but_refused_with_a_sliding_window(wide_norms: None) -> None:
+    ids, mask, labels = padded([20, 14], left=True)
+    mask[0, 7:10], labels[0, 7:11] = 0, -100
+    model = tiny("llama")
+    loss, plain = step(model, ids, mask, labels)
+    enable_long_context(model, "on", SMALL)
+    tiled_loss, tiled = step(model, ids, mask, labels)
+    assert tiled_loss == pytest.approx(loss, rel=1e-12)
+    assert_close(tiled, plain, 1e-10)
+    window = tiny("mistral-window")
+    enable_long_context(window, "on", SMALL)
+    with pytest.raises(TraceForgeError, match="padding at either end"):
+        step(window, ids, mask, labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "float8"])
+def test_a_layer_in_eight_bits_is_refused(dtype: torch.dtype) -> None:
     model = tiny("llama", torch.float32)
     base = decoder_of(model).layers[2].self_attn.o_proj.base_layer
-    base.weight = torch.nn.Parameter(torch.zeros(base.weight.shape, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(TraceForgeError, match=r"layers\.2\.self_attn\.o_proj: its weights are torch\.int8"):
+    base.weight = torch.nn.Parameter(torch.zeros(base.weight.shape, dtype=dtype), requires_grad=False)
+    with pytest.raises(TraceForgeError, match=rf"layers\.2\.self_attn\.o_proj: its weights are {dtype}"):
+        enable_long_context(model, "on", SMALL)
+
+
+def test_a_model_that_brings_its_own_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama", torch.float32)
+    monkeypatch.setattr(type(decoder_of(model)), "__module__", "transformers_modules.somebody.modeling")
+    with pytest.raises(TraceForgeError, match="code of its own"):
         enable_long_context(model, "on", SMALL)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.longcontext.conftest import VOCABULARY, assert_close, gradients, tiny
 from traceforge_core.config import LongContextConfig
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.longcontext.enable import enable_long_context
+from traceforge_core.longcontext.enable import decoder_of, enable_long_context
 from traceforge_core.longcontext.shared_prefix_attention import Pair, lay_out, pair_log_probs
 
 
@@ -76,11 +76,23 @@ def test_the_first_token_of_each_completion_is_predicted_by_the_prompts_last() -
     assert batch.targets.tolist() == [1, 2, 3, 4]
 
 
-def test_a_sliding_window_is_refused() -> None:
+def test_a_sliding_window_and_a_rotation_that_depends_on_the_length_are_refused() -> None:
     model = tiny("mistral-window", torch.float32)
     enable_long_context(model, "on", LongContextConfig())
-    with pytest.raises(TraceForgeError, match="sliding window"):
+    with pytest.raises(TraceForgeError, match=r"sliding window only \(7 tokens\)"):
         pair_log_probs(model, [make_pair(5, 2, 3)])
+    model = tiny("llama", torch.float32)
+    decoder_of(model).config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
+    enable_long_context(model, "on", LongContextConfig())
+    with pytest.raises(TraceForgeError, match=r"depends on the sequence's length \(rope_type dynamic\)"):
+        pair_log_probs(model, [make_pair(5, 2, 3)])
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 3), (5, 0, 3), (5, 2, 0)])
+def test_a_pair_with_an_empty_part_is_refused(sizes: tuple[int, int, int]) -> None:
+    prompt, chosen, rejected = (torch.ones(size, dtype=torch.long) for size in sizes)
+    with pytest.raises(ValueError, match=r"Pair 0 has \d \+ \d and \d tokens"):
+        lay_out([Pair(prompt, chosen, rejected, chosen.bool(), rejected.bool())])
 
 
 def test_a_model_that_is_not_enabled_is_refused() -> None:

@@ -23,11 +23,12 @@ from traceforge_core.config import LongContextConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.longcontext.attention import Block
 from traceforge_core.longcontext.completion_logprobs import selected_log_probs
-from traceforge_core.longcontext.projection import check_base
+from traceforge_core.longcontext.families import why_not_tiled
+from traceforge_core.longcontext.projection import check_module
 from traceforge_core.longcontext.stack import run_stack
+from traceforge_core.longcontext.tiled_layer import window_of
 
 log = logging.getLogger(__name__)
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 IGNORED = -100
 
 
@@ -52,7 +53,7 @@ def enable_long_context(model: nn.Module, mode: str, settings: LongContextConfig
     """
     if "long_context" in getattr(decoder_of(model), "__dict__", {}):
         del decoder_of(model).forward, decoder_of(model).long_context
-    if mode == "off" or (mode == "auto" and next(model.parameters()).device.type != "cuda"):
+    if mode == "off" or (mode == "auto" and not _on_cuda(model)):
         return False
     try:
         check_model(model)
@@ -72,23 +73,30 @@ def enable_long_context(model: nn.Module, mode: str, settings: LongContextConfig
     return True
 
 
+def _on_cuda(model: nn.Module) -> bool:
+    return next(model.parameters()).device.type == "cuda"
+
+
 def check_model(model: nn.Module) -> None:
     """Raise TraceForgeError, saying why, where tiled layers cannot compute this model."""
     decoder = decoder_of(model)
-    family = getattr(decoder.config, "model_type", "unknown")
-    if family not in FAMILIES:
+    if reason := why_not_tiled(decoder.config):
+        raise TraceForgeError(reason)
+    if type(decoder).__module__.startswith("transformers_modules."):
         raise TraceForgeError(
-            f"Tiled layers know the families {', '.join(FAMILIES)}; this model's is {family}. Set long_context to off."
+            f"Tiled layers know transformers' own models; this one is computed by code of its own "
+            f"({type(decoder).__name__}). Set long_context to off."
         )
-    activation = decoder.config.hidden_act
-    if activation not in ("silu", "swish"):
-        raise TraceForgeError(f"Tiled layers know silu MLPs; this model has {activation}. Set long_context to off.")
+    if any(getattr(adapter, "is_prompt_learning", False) for adapter in getattr(model, "peft_config", {}).values()):
+        raise TraceForgeError("Tiled layers know LoRA adapters, not learned prompts. Set long_context to off.")
     for number, layer in enumerate(decoder.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            check_base(getattr(attention, name), f"layers.{number}.self_attn.{name}")
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            check_base(getattr(mlp, name), f"layers.{number}.mlp.{name}")
+        parts = {
+            "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+            "mlp": ("gate_proj", "up_proj", "down_proj"),
+        }
+        for part, names in parts.items():
+            for name in names:
+                check_module(getattr(getattr(layer, part), name, None), f"layers.{number}.{part}.{name}")
     norm = decoder.norm.weight
     for name, parameter in [*decoder.layers.named_parameters(prefix="layers"), ("norm.weight", norm)]:
         if parameter.requires_grad and "lora_" not in name:
@@ -96,8 +104,6 @@ def check_model(model: nn.Module) -> None:
                 f"Tiled layers train LoRA adapters only, but {name} is to be trained too. Freeze it, or set "
                 "long_context to off."
             )
-    if getattr(decoder.config, "attention_dropout", 0.0):
-        raise TraceForgeError("Tiled layers need attention dropout off. Set attention_dropout to 0 in the config.json.")
 
 
 def causal_lm_of(model: Any) -> Any:
@@ -175,7 +181,8 @@ def _forward(
 ) -> Any:
     """The base model's forward: in tiles where that gives all that is asked for, else the model's own."""
     given = input_ids if input_ids is not None else inputs_embeds
-    wants_more = any(options.get(name) for name in ("output_attentions", "output_hidden_states"))
+    more = ("output_attentions", "output_hidden_states")
+    wants_more = any(options.get(name, getattr(decoder.config, name, False)) for name in more)
     caching = decoder.config.use_cache if use_cache is None else use_cache
     if given is None:
         raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
@@ -223,6 +230,13 @@ def _flatten(
     assert given is not None
     batch, length = given.shape[:2]
     padded = attention_mask is not None and not bool(attention_mask.all())
+    if padded and attention_mask is not None and any(window_of(layer.self_attn) for layer in decoder.layers):
+        edges = (torch.nn.functional.pad(attention_mask.bool(), (1, 1)).diff(dim=1)).sum(1)
+        if bool((edges > 2).any()):
+            raise TraceForgeError(
+                "Tiled layers with a sliding window take padding at either end of a sample, and there is some inside "
+                "one. Set long_context to off."
+            )
     real = attention_mask.bool().flatten().nonzero()[:, 0] if padded and attention_mask is not None else None
     if input_ids is not None:
         flat_ids = input_ids.flatten() if real is None else input_ids.flatten()[real]

@@ -196,8 +196,9 @@ def untiled_parts(dims: Dimensions, setup: Setup, tokens: int, logits: int, *, c
 def _held(dims: Dimensions, setup: Setup) -> dict[str, float]:
     """What is there all the time."""
     adapter = dims.adapter(setup.rank, setup.targets)
+    weight_bytes = min(NF4_BYTES, setup.weight_bytes) if dims.packed else setup.weight_bytes
     return {
-        "weights": setup.weight_bytes * dims.layers * dims.layer_weights + setup.width * _outer_weights(dims),
+        "weights": weight_bytes * dims.layers * dims.layer_weights + setup.width * _outer_weights(dims),
         "adapter": adapter * (4 + GRAD_BYTES + setup.optimizer_bytes),
     }
 

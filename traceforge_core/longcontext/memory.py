@@ -5,9 +5,10 @@ Imports no torch. `Dimensions.of(config)` takes a transformers config or the dic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from traceforge_core.longcontext.families import field
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales
 GRAD_BYTES = 4  # adapters and their gradients are float32
@@ -19,7 +20,7 @@ MARGIN = 0.92  # of the free memory; the rest goes to fragmentation
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """Of a Llama-like decoder. widths in numbers, not bytes."""
+    """Of a Llama-like decoder. widths in numbers, not bytes. packed: its weights lie in NF4 already, as they come."""
 
     layers: int
     hidden: int
@@ -29,17 +30,14 @@ class Dimensions:
     mlp: int
     vocabulary: int
     tied_head: bool
+    packed: bool = False
 
     @classmethod
     def of(cls, config: Any) -> Dimensions:
         """Raises ValueError naming what is missing or is no count."""
 
-        def get(name: str, default: Any = None) -> Any:
-            value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
-            return default if value is None else value
-
         def count(name: str, default: int | None = None) -> int:
-            number = get(name, default)
+            number = field(config, name, default)
             if not isinstance(number, int) or number < 1:
                 raise ValueError(f"{name} is missing" if number is None else f"{name} is {number!r}, not a count")
             return number
@@ -56,7 +54,8 @@ class Dimensions:
             head_dim=count("head_dim", hidden // heads),
             mlp=count("intermediate_size"),
             vocabulary=count("vocab_size"),
-            tied_head=bool(get("tie_word_embeddings", False)),
+            tied_head=bool(field(config, "tie_word_embeddings", False)),
+            packed=_in_four_bits(field(config, "quantization_config", {})),
         )
 
     @property
@@ -139,6 +138,11 @@ def choose_tiles(
             if need <= free * MARGIN:
                 return rows, count, need
     return rows, count, need
+
+
+def _in_four_bits(about: Any) -> bool:
+    """Whether a quantization_config, as an object or as its dict, is that of a 4-bit bitsandbytes checkpoint."""
+    return bool(field(about, "load_in_4bit", False))
 
 
 def _aligned(rank: int) -> int:

@@ -5,7 +5,7 @@ the output and the adapter's inner values at once, and the backward folds the ad
 product. The scaled LoRA matrices B form a block-diagonal matrix. 4-bit weights are dequantised when the matrix is
 loaded: once a pass over the sequence, not once a tile.
 
-    projection = Projection([q_proj, k_proj, v_proj], training=True)
+    projection = Projection([q_proj, k_proj, v_proj])
     loaded = projection.load(workspace, "qkv", torch.bfloat16, grads)
 """
 
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.longcontext.workspace import Workspace
+
+PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Adapter:
 class Projection:
     """The layers of `modules` (nn.Linear, bitsandbytes Linear4bit, or either under a peft LoRA layer), side by side."""
 
-    def __init__(self, modules: Sequence[Any], training: bool) -> None:
+    def __init__(self, modules: Sequence[Any]) -> None:
         self.bases: list[Any] = []
         self.adapters: list[Adapter] = []
         end = 0
@@ -44,7 +46,7 @@ class Projection:
             base = _base_layer(module)
             start, end = end, end + base.out_features
             self.bases.append(base)
-            self.adapters += _adapters(module, start, end, training)
+            self.adapters += _adapters(module, start, end)
         self.inputs = self.bases[0].in_features
         self.outputs = end
         # Columns of the adapters' inner values; a multiple of 8 keeps every row aligned for the tensor cores.
@@ -171,16 +173,16 @@ def _base_layer(module: Any) -> Any:
     return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
-def _adapters(module: Any, start: int, end: int, training: bool) -> list[Adapter]:
+def _adapters(module: Any, start: int, end: int) -> list[Adapter]:
     if not hasattr(module, "lora_A") or module.disable_adapters or module.merged:
         return []
     adapters = []
     for name in module.active_adapters:
         if name not in module.lora_A:
             continue
-        dropout = getattr(module.lora_dropout[name], "p", 0.0)
-        if training and dropout:
-            raise TraceForgeError(f"Tiled layers need LoRA dropout off; adapter {name!r} has {dropout}. Set it to 0.")
+        dropout = module.lora_dropout[name]
+        if dropout.training and getattr(dropout, "p", 0.0):
+            raise TraceForgeError(f"Tiled layers need LoRA dropout off; adapter {name!r} has {dropout.p}. Set it to 0.")
         if name in getattr(module, "lora_variant", {}) or getattr(module, "fan_in_fan_out", False):
             raise TraceForgeError(
                 f"Tiled layers know plain LoRA only; adapter {name!r} is a variant of it (DoRA or the like). "
@@ -194,17 +196,30 @@ def _adapters(module: Any, start: int, end: int, training: bool) -> list[Adapter
     return adapters
 
 
-def check_base(module: Any, name: str) -> None:
-    """Raise TraceForgeError where a projection's base layer is of a kind that `Projection` cannot load."""
+def check_module(module: Any, name: str) -> None:
+    """Raise TraceForgeError where a projection is of a kind that `Projection` cannot load: its base layer's or its
+    adapter's."""
     base = _base_layer(module)
     weight = getattr(base, "weight", None)
     if not isinstance(weight, Tensor) or not hasattr(base, "in_features"):
         raise TraceForgeError(f"Tiled layers cannot use {name}: {type(base).__name__} is not a linear layer.")
-    if getattr(weight, "quant_state", None) is None and not weight.is_floating_point():
+    # 8-bit floating point weights have scales beside them.
+    if getattr(weight, "quant_state", None) is None and weight.dtype not in PLAIN:
         raise TraceForgeError(
             f"Tiled layers cannot use {name}: its weights are {weight.dtype} ({type(base).__name__}). "
             "Load the model in NF4, bf16 or float32, or set long_context to off."
         )
+    if base is not module and not _is_lora(module):
+        raise TraceForgeError(
+            f"Tiled layers know plain LoRA only; {name} has an adapter of another kind ({type(module).__module__}). "
+            "Use LoRA, or set long_context to off."
+        )
+    _adapters(module, 0, base.out_features)
+
+
+def _is_lora(module: Any) -> bool:
+    """Whether this is PEFT's LoRA: A and B are layers by the adapter's name, as in no other adapter."""
+    return all(isinstance(getattr(module, name, None), nn.ModuleDict) for name in ("lora_A", "lora_B", "lora_dropout"))
 
 
 def _write_weight(base: Any, target: Tensor) -> None:

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from traceforge_core.errors import TraceForgeError
 from traceforge_core.longcontext.attention import Block
 from traceforge_core.longcontext.completion_logprobs import selected_log_probs
 from traceforge_core.longcontext.enable import causal_lm_of, decoder_of, settings_of
+from traceforge_core.longcontext.families import why_no_shared_prefix
 from traceforge_core.longcontext.stack import run_stack
 
 
@@ -49,12 +51,15 @@ class SharedPrefixBatch:
 
 
 def lay_out(pairs: Sequence[Pair]) -> SharedPrefixBatch:
-    """All pairs behind each other, each with its prompt once. Prompts and completions must not be empty."""
+    """All pairs behind each other, each with its prompt once. Raises ValueError where a prompt or a completion is
+    empty: the first token of a completion is predicted by the prompt's last."""
     ids, positions, keep, targets, branch = [], [], [], [], []
     blocks: list[Block] = []
     start = 0
     for number, pair in enumerate(pairs):
         prompt, chosen, rejected = len(pair.prompt), len(pair.chosen), len(pair.rejected)
+        if not (prompt and chosen and rejected):
+            raise ValueError(f"Pair {number} has {prompt} + {chosen} and {rejected} tokens; no part may be empty.")
         device = pair.prompt.device
         ids += [pair.prompt, pair.chosen, pair.rejected]
         places = torch.arange(prompt + max(chosen, rejected), device=device)
@@ -85,10 +90,12 @@ def pair_log_probs(model: nn.Module, pairs: Sequence[Pair]) -> tuple[Tensor, Ten
     """(log-probs, branch) of every completion token that counts; see `SharedPrefixBatch.branch`.
 
     The model must be enabled for long context (`enable_long_context`, any length). Raises TraceForgeError for models
-    whose layers attend over a sliding window.
+    whose layers attend over a sliding window, or whose rotary embedding depends on the sequence's length.
     """
     batch = lay_out(pairs)
     decoder, settings = decoder_of(model), settings_of(model)
+    if reason := why_no_shared_prefix(decoder.config):
+        raise TraceForgeError(reason)
     x = decoder.embed_tokens(batch.ids)
     hidden = run_stack(decoder, x, batch.positions, batch.blocks, settings, keep=batch.keep)
     head = causal_lm_of(model).lm_head

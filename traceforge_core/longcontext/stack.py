@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from traceforge_core.config import LongContextConfig
-from traceforge_core.errors import TraceForgeError
 from traceforge_core.longcontext import pointwise
 from traceforge_core.longcontext.attention import Block, choose_backend
 from traceforge_core.longcontext.host_store import HostStore
@@ -66,18 +65,11 @@ def run_stack(
         # Gradient checkpointing asks for the gradient of frozen embeddings; kept for it, they would take up the GPU
         # until the end of the backward.
         x = x.detach()
-    training = decoder.training
     attention = decoder.layers[0].self_attn
     dtype = _compute_dtype(attention.q_proj, x)
-    windows = [window_of(layer.self_attn) for layer in decoder.layers]
-    if any(windows) and not all(block.causal for block in blocks):
-        raise TraceForgeError(
-            "A shared prefix needs full attention, and this model's layers look back over a sliding window only "
-            f"({max(filter(None, windows))} tokens). Use strategy branch_parallel."
-        )
     layers = [
-        TiledLayer(layer, choose_backend(x.device, dtype, attention.head_dim, window), training)
-        for layer, window in zip(decoder.layers, windows, strict=True)
+        TiledLayer(layer, choose_backend(x.device, dtype, attention.head_dim, window_of(layer.self_attn)))
+        for layer in decoder.layers
     ]
     with torch.no_grad():
         cos, sin = decoder.rotary_emb(x, positions[None])

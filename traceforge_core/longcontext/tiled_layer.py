@@ -47,12 +47,12 @@ class Pass:
 class TiledLayer:
     """A view of one decoder layer of a loaded model; it owns no weights. Cheap to make, made anew each pass."""
 
-    def __init__(self, layer: Any, backend: Backend, training: bool) -> None:
+    def __init__(self, layer: Any, backend: Backend) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.qkv = Projection([attention.q_proj, attention.k_proj, attention.v_proj], training)
-        self.o = Projection([attention.o_proj], training)
-        self.gate_up = Projection([mlp.gate_proj, mlp.up_proj], training)
-        self.down = Projection([mlp.down_proj], training)
+        self.qkv = Projection([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.o = Projection([attention.o_proj])
+        self.gate_up = Projection([mlp.gate_proj, mlp.up_proj])
+        self.down = Projection([mlp.down_proj])
         self.norm1, self.norm2 = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         self.q_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self.k_norm = _norm(attention.k_norm) if hasattr(attention, "k_norm") else None
@@ -257,10 +257,12 @@ class TiledLayer:
 
 def window_of(attention: Any) -> int | None:
     """Keys that a query of this attention module may see, itself included; None: all before it."""
-    window = getattr(attention, "sliding_window", None)
-    if window is None and not hasattr(attention, "layer_type"):
-        window = getattr(attention.config, "sliding_window", None)
-    return window
+    if attention.config.model_type == "mistral":
+        window: int | None = attention.config.sliding_window
+        return window
+    return getattr(
+        attention, "sliding_window", None
+    )  # a window that a llama's configuration has left over means nothing
 
 
 def _norm(module: Any) -> tuple[Tensor, float]:
