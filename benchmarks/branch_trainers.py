@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from traceforge_core.training.branch_parallel import BRANCHES, BranchParallelTrainer
-from traceforge_core.training.preference import PairTrainer
+from traceforge_core.training.pair_trainer import PairTrainer
 
 
 class SwappedOracle(PairTrainer):

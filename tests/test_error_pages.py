@@ -79,7 +79,8 @@ def test_a_worker_that_dies_of_a_known_fault_says_what_it_was_doing_and_which_pa
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from traceforge_core.training.job import Job
-    from traceforge_core.training.launch import WorkerError, launch
+    from traceforge_core.training.launch import launch
+    from traceforge_core.training.watch import WorkerError
 
     code = f"import torch\n\ndef work(job, beat):\n    beat('at step 7')\n    raise {FAULTS[page]}\n"
     (tmp_path / "planted.py").write_text(code, encoding="utf-8")

@@ -36,8 +36,9 @@ def test_the_doctor_finds_the_gpu_and_what_works_on_it(tmp_path: Path) -> None:
 
 def test_memory_that_runs_out_names_its_part_and_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from traceforge_core.training.job import Job
-    from traceforge_core.training.launch import WorkerError, launch
+    from traceforge_core.training.launch import launch
     from traceforge_core.training.seats import visible_gpus
+    from traceforge_core.training.watch import WorkerError
 
     code = "import torch\ndef work(job, beat):\n    beat('at step 2')\n    torch.empty(2**50, device='cuda')\n"
     (tmp_path / "planted.py").write_text(code, encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from traceforge_core.training.branch_parallel import BranchParallelTrainer
-from traceforge_core.training.preference import PairTrainer
+from traceforge_core.training.pair_trainer import PairTrainer
 from traceforge_core.training.sft import SftTrainer
 from traceforge_core.training.shared_prefix import SharedPrefixTrainer
 

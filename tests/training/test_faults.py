@@ -21,8 +21,8 @@ from traceforge_core.modeling.adapters import hash_adapter
 from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.training import stages
 from traceforge_core.training.job import Job
-from traceforge_core.training.launch import WorkerError
 from traceforge_core.training.records import read_records
+from traceforge_core.training.watch import WorkerError
 
 pytestmark = pytest.mark.slow
 Configure = Callable[..., RunConfig]

@@ -23,9 +23,9 @@ from traceforge_core.config import RunConfig, load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.adapters import hash_adapter
 from traceforge_core.runs.stopping import StoppedByFile
-from traceforge_core.training import hosts, launch, stages
-from traceforge_core.training.launch import WorkerError
+from traceforge_core.training import hosts, launch, stages, watch
 from traceforge_core.training.records import read_records
+from traceforge_core.training.watch import WorkerError
 
 REPOSITORY = Path(__file__).parents[2]
 Configure = Callable[..., RunConfig]
@@ -174,7 +174,7 @@ def test_what_a_worker_said_at_its_end_is_told_and_not_that_torchrun_ended(
         raise SystemExit(1)
     """
     monkeypatch.setattr(hosts, "here", lambda job, file: [sys.executable, "-c", textwrap.dedent(program)])
-    monkeypatch.setattr(launch, "LOOK_SECONDS", 600.0)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 600.0)
     job = stages.preference_job("branch_parallel", configure(**on_two(HERE)), inputs, tmp_path / "out")
     monkeypatch.setenv("JOB", str(tmp_path / "out" / "job.json"))
     (tmp_path / "out").mkdir()

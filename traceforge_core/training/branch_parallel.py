@@ -16,8 +16,8 @@ import torch
 from trl.trainer.utils import selective_log_softmax
 
 from traceforge_core.longcontext.enable import computes_in_tiles, kept_log_probs
+from traceforge_core.training.pair_trainer import PairTrainer
 from traceforge_core.training.pairs import IGNORED
-from traceforge_core.training.preference import PairTrainer
 
 BRANCHES = ("chosen", "rejected")
 

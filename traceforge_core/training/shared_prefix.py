@@ -12,8 +12,8 @@ import torch
 
 from traceforge_core.longcontext.shared_prefix_attention import Pair, pair_log_probs
 from traceforge_core.training.branch_parallel import BRANCHES, mean_nll
+from traceforge_core.training.pair_trainer import PairTrainer
 from traceforge_core.training.pairs import IGNORED
-from traceforge_core.training.preference import PairTrainer
 
 
 class SharedPrefixTrainer(PairTrainer):

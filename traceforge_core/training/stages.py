@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 TRAINERS: dict[Kind, str] = {
     "sft": "traceforge_core.training.sft:SftTrainer",
-    "oracle": "traceforge_core.training.preference:PairTrainer",
+    "oracle": "traceforge_core.training.pair_trainer:PairTrainer",
     "branch_parallel": "traceforge_core.training.branch_parallel:BranchParallelTrainer",
     "shared_prefix": "traceforge_core.training.shared_prefix:SharedPrefixTrainer",
 }

@@ -24,8 +24,8 @@ from traceforge_core.runs.progress import FILE_NAME, ProgressFile
 from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.training.job import Job
 from traceforge_core.training.known_errors import explain
-from traceforge_core.training.launch import STOPPED_STATUS
 from traceforge_core.training.trackers import finish_trackers
+from traceforge_core.training.watch import STOPPED_STATUS
 
 logger = logging.getLogger("traceforge_core.training.worker")
 LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
