@@ -17,7 +17,7 @@ from typing import Any
 
 from traceforge_core.doctor import installed, machine, presets
 from traceforge_core.doctor.findings import Finding
-from traceforge_core.doctor.trials import Trial, run_trial
+from traceforge_core.doctor.trying import Trial, run_trial
 from traceforge_core.errors import page
 
 

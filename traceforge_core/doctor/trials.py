@@ -1,7 +1,7 @@
 """Things really tried, each in a process of its own: `python -m traceforge_core.doctor.trials NAME`.
 
 A trial prints one JSON object as its last line: {"ok", "what", "figures"}. One that crashes, hangs or prints nothing is
-a finding too; `run_trial` makes one of it. Nothing here is imported by the parent but `run_trial` and the names.
+a finding too; `run_trial` (trying.py), which starts it, makes one of it.
 """
 
 from __future__ import annotations
@@ -16,71 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from traceforge_core.processes.scratch import scratch_folder
 
 Answer = tuple[str, dict[str, Any]]
 SDPA_TOLERANCE = {"bfloat16": 3e-2, "float32": 1e-4}  # relative L2 against the plain formula in float32
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """How a trial went. `ok` False: `what` says why it does not work here."""
-
-    name: str
-    ok: bool
-    what: str
-    seconds: float
-    figures: dict[str, Any] = field(default_factory=dict)
-
-
-def run_trial(name: str, limit_seconds: float, env: dict[str, str] | None = None) -> Trial:
-    """Try one thing in a child process, which is ended (with all it started) after the limit."""
-    started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "traceforge_core.doctor.trials", name],
-        env=_environment() | (env or {}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=limit_seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return Trial(name, False, f"no answer within {limit_seconds:g} s", round(time.monotonic() - started, 1))
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    seconds = round(time.monotonic() - started, 1)
-    last = (out.strip().splitlines() or [""])[-1]
-    try:
-        answer = json.loads(last)
-        return Trial(name, answer["ok"], answer["what"], seconds, answer["figures"])
-    except (ValueError, KeyError, TypeError):
-        how = (
-            f"was ended by {signal.Signals(-process.returncode).name}"
-            if process.returncode < 0
-            else (f"ended with exit status {process.returncode}")
-        )
-        said = (err.strip().splitlines() or ["it said nothing"])[-1]
-        return Trial(name, False, f"the process {how}: {said}", seconds)
-
-
-def _environment() -> dict[str, str]:
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return os.environ | {"PYTHONPATH": path, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TOKENIZERS_PARALLELISM": "false"}
-
-
-# What follows runs in the child. -------------------------------------------------------------------------------------
 
 
 def torch_and_cuda() -> Answer:
