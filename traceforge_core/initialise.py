@@ -141,7 +141,7 @@ def _look_at_data(data: str) -> str:
 
 
 def _look_for_model(base: RunConfig, name: str) -> str:
-    from traceforge_core.modeling.prepare import HubUnreachable, find_model
+    from traceforge_core.modeling.source import HubUnreachable, find_model
 
     try:
         found = find_model(base.model.model_copy(update={"name": name}))

@@ -261,7 +261,7 @@ def _check_paths(names: Sequence[str], config: RunConfig) -> None:
         for path in config.ingest.outcomes:
             _must_be_there(path, "ingest.outcomes", "Mend or remove the entry.")
     if "model" in names:
-        from traceforge_core.modeling.prepare import check_model_path
+        from traceforge_core.modeling.source import check_model_path
 
         check_model_path(config.model)
     if "datasets" in names and "given" in preference.miners and preference.given:
