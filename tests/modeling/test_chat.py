@@ -14,56 +14,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.modeling.agent_run import CHATML_TOKENS, LLAMA_TOKENS, LOOK, RUN, SUBMIT, TOOLS, learned, like
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 from traceforge_core.modeling.messages import RenderingError, check_nothing_lost
 from traceforge_core.modeling.template_check import template_losses
-from traceforge_core.modeling.template_choice import choose_chat_template, own_template
+from traceforge_core.modeling.template_choice import own_template
 from traceforge_core.trajectories.model import Action, Message
-
-TEMPLATES = Path(__file__).with_name("templates")
-CHATML_TOKENS = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
-LLAMA_TOKENS = ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>")
-TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Runs it.", "parameters": {}}}]
-RUN = [
-    Message("system", "Be careful."),
-    Message("user", "Mend it."),
-    Message(
-        "assistant", "I look.", reasoning="Where is it?", actions=[Action("bash", {"command": 'grep "x"\nls'}, "c1")]
-    ),
-    Message("tool", "found", call_id="c1", returncode=0),
-    Message("assistant", "No call here.", trainable=False),
-    Message("user", "Please call a tool."),
-    Message("assistant", "", reasoning="Right.", actions=[Action("bash", {"command": "submit"}, "c2")]),
-]
-LOOK = (
-    '<think>\nWhere is it?\n</think>\n\nI look.\n<tool_call>\n{"name": "bash", "arguments": {"command": '
-    '"grep \\"x\\"\\nls"}}\n</tool_call><|im_end|>'
-)
-SUBMIT = (
-    '<think>\nRight.\n</think>\n\n<tool_call>\n{"name": "bash", "arguments": {"command": "submit"}}\n</tool_call>'
-    "<|im_end|>"
-)
 
 
 @pytest.fixture(scope="module")
 def renderer(chat_tokenizer: Any) -> ChatRenderer:
     return ChatRenderer(chat_tokenizer)
-
-
-def like(name: str) -> str:
-    """A template that behaves like a public one."""
-    text = (TEMPLATES / f"{name.partition('-')[0]}.jinja").read_text(encoding="utf-8").strip()
-    if name == "qwen3-2507-instruct":
-        return text.replace("loop.index0 > ns.last and (loop.last or reasoning)", "false")
-    if name == "qwen3-2507-thinking":
-        opened = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
-        return text[: text.rindex("{%- if add_generation_prompt %}")] + opened
-    return text
-
-
-def learned(renderer: ChatRenderer, ids: list[int], mask: list[int]) -> str:
-    return renderer.tokenizer.decode([token for token, mark in zip(ids, mask, strict=True) if mark])
 
 
 def test_the_mask_covers_exactly_the_trainable_turns_with_their_end(renderer: ChatRenderer) -> None:
@@ -207,68 +169,10 @@ def test_marks_that_are_missing_or_misplaced_change_nothing(
         assert np.array_equal(getattr(mine, name), getattr(own, name))
 
 
-@pytest.mark.parametrize(
-    ("name", "lost"),
-    [
-        ("qwen25", ["reasoning: it is not rendered at all"]),
-        ("qwen3", ["reasoning of every turn before the last user message (2 of 3"]),
-        ("qwen3-2507-instruct", ["reasoning: it is not rendered at all"]),
-        ("qwen3-2507-thinking", ["reasoning of every turn before the last user message (2 of 3"]),
-        ("chatml_plain", ["reasoning: it is not rendered at all", "the definitions of the tools", "tool calls"]),
-    ],
-)
-def test_a_chatml_model_whose_template_loses_something_gets_ours_or_a_refusal(
-    make_tokenizer: Callable[..., Any], name: str, lost: list[str]
-) -> None:
-    tokenizer = make_tokenizer(like(name), *CHATML_TOKENS)
-    with pytest.raises(TraceForgeError) as refusal:
-        choose_chat_template(tokenizer, "model")
-    for line in lost:
-        assert line in str(refusal.value)
-    assert "model.chat_template=chatml" in str(refusal.value)
-    assert choose_chat_template(tokenizer, "auto") == "chatml"
-    assert learned_text(tokenizer) == LOOK + SUBMIT
-
-
-@pytest.mark.parametrize(
-    ("name", "lost"),
-    [
-        ("llama3", ["reasoning: it is not rendered", "tool calls", "the definitions of the tools"]),
-        ("llama31", ["reasoning: it is not rendered", "text beside a tool call"]),
-    ],
-)
-def test_a_llama_model_gets_our_template_in_its_own_format(
-    make_tokenizer: Callable[..., Any], name: str, lost: list[str]
-) -> None:
-    tokenizer = make_tokenizer(like(name), *LLAMA_TOKENS)
-    with pytest.raises(TraceForgeError) as refusal:
-        choose_chat_template(tokenizer, "model")
-    for line in lost:
-        assert line in str(refusal.value)
-    assert "model.chat_template=llama3" in str(refusal.value)
-    with pytest.raises(TraceForgeError, match=r"needs <\|im_start\|> and <\|im_end\|> as single tokens"):
-        choose_chat_template(tokenizer, "chatml")
-    assert choose_chat_template(tokenizer, "auto") == "llama3"
-    assert learned_text(tokenizer) == (LOOK + SUBMIT).replace("<|im_end|>", "<|eot_id|>")
-
-
 def parts(renderer: ChatRenderer) -> tuple[Any, ...]:
     """All of an encoded conversation, to compare."""
     encoded = renderer.encode(RUN, TOOLS)
     return encoded.text, encoded.input_ids.tolist(), encoded.assistant_mask.tolist(), encoded.turns
-
-
-def learned_text(tokenizer: Any) -> str:
-    renderer = ChatRenderer(tokenizer)
-    encoded = renderer.encode(RUN, TOOLS)
-    return learned(renderer, encoded.input_ids, encoded.assistant_mask)
-
-
-def test_our_own_templates_lose_nothing(make_tokenizer: Callable[..., Any]) -> None:
-    for name, tokens in (("chatml", CHATML_TOKENS), ("llama3", LLAMA_TOKENS)):
-        tokenizer = make_tokenizer(own_template(name), *tokens)
-        assert template_losses(tokenizer) == []
-        assert choose_chat_template(tokenizer, "auto") == "model"
 
 
 @pytest.mark.parametrize("name", ["qwen25", "qwen3", "qwen3-2507-instruct", "llama3", "chatml_plain"])
@@ -293,15 +197,6 @@ def test_reasoning_that_a_template_drops_is_an_error_when_encoding(
     run = [Message("user", "U"), Message("assistant", "A", reasoning="because"), Message("user", "O")]
     with pytest.raises(RenderingError, match=r"message 1 \(assistant\): 'because'"):
         renderer.encode([*run, Message("assistant", "B")])
-
-
-def test_arguments_encoded_twice_are_found(make_tokenizer: Callable[..., Any]) -> None:
-    twice = own_template("chatml").replace(
-        "(function.arguments or {}) | tojson", "(function.arguments | tojson) | tojson"
-    )
-    assert template_losses(make_tokenizer(twice, *CHATML_TOKENS)) == [
-        "arguments of tool calls: quotes in them are encoded twice"
-    ]
 
 
 def test_text_that_is_missing_or_out_of_order_is_named() -> None:
