@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from tests.trajectories.make import chat_row, mini_v1, mini_v2
-from traceforge_core.trajectories import parsing, reading, values
+from traceforge_core.trajectories import json_lines, parsing, reading, values
 from traceforge_core.trajectories.formats.protocol import Unreadable
 from traceforge_core.trajectories.parsing import array_items, parse
 from traceforge_core.trajectories.survey import Unit, survey
@@ -300,7 +300,7 @@ def test_a_document_above_the_limit_is_set_aside_unless_it_is_a_list(
     write, run_ingest, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(parsing, "DOCUMENT_LIMIT", 2000)
-    monkeypatch.setattr(values, "DOCUMENT_LIMIT", 2000)
+    monkeypatch.setattr(json_lines, "DOCUMENT_LIMIT", 2000)
     monkeypatch.setattr(parsing, "CHUNK_BYTES", 64)
     rows = [chat_row(f'text "{i}" with \\ and ]}}', case=f"c{i}") for i in range(40)]
     write("rows.json", json.dumps(rows, indent=1))
@@ -375,7 +375,7 @@ def test_of_several_documents_the_broken_ones_are_set_aside_and_counted(write, r
 
 
 def test_documents_are_read_one_by_one_however_large_their_file(write, run_ingest, monkeypatch: pytest.MonkeyPatch):
-    for module in (parsing, values):
+    for module in (parsing, json_lines):
         monkeypatch.setattr(module, "DOCUMENT_LIMIT", 2000)
     monkeypatch.setattr(parsing, "CHUNK_BYTES", 64)
     texts = [json.dumps(chat_row(f'{n} "]}}"'), indent=1) for n in range(60)]

@@ -16,20 +16,17 @@ from typing import Any
 from traceforge_core.trajectories.formats import detect
 from traceforge_core.trajectories.formats.chat import role_of
 from traceforge_core.trajectories.formats.protocol import Format, Unreadable
+from traceforge_core.trajectories.json_lines import SAMPLE_LINES, first_line, looks_like_lines, parsed_lines
 from traceforge_core.trajectories.parsing import (
     DAMAGED,
-    DOCUMENT_LIMIT,
     ZSTD_MAGIC,
     array_items,
     documents,
-    open_bytes,
     parse,
     read_head,
     read_whole,
 )
 from traceforge_core.trajectories.survey import Unit
-
-SAMPLE_LINES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +45,7 @@ def values(path: Path) -> Iterator[Found]:
     if read_head(path, 4) == b"PAR1":
         yield from _known_rows(_parquet_rows(path), "#")
         return
-    first = _first_line(path)
-    if first is not None:
+    if (first := first_line(path)) is not None:
         value, is_all = first
         yield from _document(value) if is_all else _lines(path)
         return
@@ -68,7 +64,7 @@ def values(path: Path) -> Iterator[Found]:
     except Unreadable as problem:
         if problem.reason != "invalid_json":
             raise
-        lines = _looks_like_lines(data)
+        lines = looks_like_lines(data)
         del data
         if lines:
             yield from _lines(path)
@@ -83,43 +79,7 @@ def values(path: Path) -> Iterator[Found]:
 
 def lines_of(path: Path, span: tuple[int, int, int]) -> Iterator[Found]:
     """The rows in a part of a file of JSON Lines: (start, end) in bytes, and the number of its first line."""
-    return _known_rows(_numbered(_parsed_lines(path, span)), ":")
-
-
-def _first_line(path: Path) -> tuple[Any, bool] | None:
-    """The value of the first line, and whether the file ends with it; None where the line is no JSON by itself."""
-    with open_bytes(path) as file:
-        line = file.readline(DOCUMENT_LIMIT)
-        while line and not line.strip():
-            line = file.readline(DOCUMENT_LIMIT)
-        if line.lstrip()[:1] not in (b"{", b"[") and not line.startswith(b"\xef\xbb\xbf"):
-            return None
-        if len(line.strip()) < 3:  # a bracket: the first line of a document on many
-            return None
-        try:
-            value = parse(line)
-        except Unreadable:
-            return None
-        while rest := file.read(1 << 16):
-            if rest.strip():
-                return value, False
-        return value, True
-
-
-def _looks_like_lines(data: bytes) -> bool:
-    """Whether most of the first lines are JSON by themselves, some of them objects."""
-    good = objects = total = 0
-    for line in data[: 4 << 20].split(b"\n")[:SAMPLE_LINES]:
-        if not line.strip():
-            continue
-        total += 1
-        try:
-            value = parse(line)
-        except Unreadable:
-            continue
-        good += 1
-        objects += isinstance(value, dict)
-    return objects > 0 and good * 2 > total
+    return _known_rows(_numbered(parsed_lines(path, span)), ":")
 
 
 def _document(value: Any) -> Iterator[Found]:
@@ -138,7 +98,7 @@ def _document(value: Any) -> Iterator[Found]:
 
 def _lines(path: Path) -> Iterator[Found]:
     """JSON Lines: a log, where the first lines together are one, else rows."""
-    return _rows_or_log(_parsed_lines(path), ":")
+    return _rows_or_log(parsed_lines(path), ":")
 
 
 def _several_documents(path: Path) -> Iterator[tuple[int, Any]] | None:
@@ -196,35 +156,11 @@ def split(root: Path, unit: Unit, size: int) -> list[Unit]:
 
 
 def _is_log_or_document(path: Path) -> bool:
-    first = _first_line(path)
+    first = first_line(path)
     if first is None or first[1]:
         return True
-    sample = [value for _, value in islice(_parsed_lines(path), SAMPLE_LINES) if not isinstance(value, Unreadable)]
+    sample = [value for _, value in islice(parsed_lines(path), SAMPLE_LINES) if not isinstance(value, Unreadable)]
     return detect(sample, logs=True) is not None or not any(detect(value) for value in sample[:3])
-
-
-def _parsed_lines(path: Path, span: tuple[int, int, int] | None = None) -> Iterator[tuple[int, Any]]:
-    """(number, value) of the lines that are not blank; an Unreadable in place of a value that is no JSON."""
-    with open_bytes(path) as file:
-        start, end, first = span or (0, None, 1)
-        if span:
-            file.seek(start)
-        number, position = first - 1, start
-        while (end is None or position < end) and (line := file.readline(DOCUMENT_LIMIT + 1)):
-            number += 1
-            position += len(line)
-            if not line.strip():
-                continue
-            if len(line) > DOCUMENT_LIMIT:
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(DOCUMENT_LIMIT + 1)
-                    position += len(line)
-                yield number, Unreadable("too_large", f"one line of more than {DOCUMENT_LIMIT >> 20} MiB")
-                continue
-            try:
-                yield number, parse(line)
-            except Unreadable as problem:
-                yield number, problem
 
 
 def _known_rows(rows: Iterator[tuple[str, Any]], mark: str) -> Iterator[Found]:
