@@ -50,7 +50,8 @@ from traceforge_core.monitoring.host import descendants
 from traceforge_core.paths import written
 from traceforge_core.runs import Run, StageResult
 from traceforge_core.runs.stopping import StoppedByFile
-from traceforge_core.stages import IN_WORKERS, STAGES, check_start
+from traceforge_core.stages import IN_WORKERS, STAGES
+from traceforge_core.start_check import check_start
 from traceforge_core.training.trackers import require_trackers
 from traceforge_core.trajectories.ingest import refuse_nothing_read
 

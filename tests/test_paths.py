@@ -9,7 +9,7 @@ import pytest
 from traceforge_core.config import load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.paths import written
-from traceforge_core.stages import check_start
+from traceforge_core.start_check import check_start
 
 
 def test_a_home_is_put_in_its_place_and_nobodys_home_is_refused(

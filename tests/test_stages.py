@@ -11,7 +11,8 @@ import pytest
 from traceforge_core.config import load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Inputs, Run, run_stage
-from traceforge_core.stages import STAGES, Stage, _dump, check_start, perform, pipeline
+from traceforge_core.stages import STAGES, Stage, _dump, perform, pipeline
+from traceforge_core.start_check import check_start
 
 
 def test_every_stage_comes_after_what_it_works_from() -> None:

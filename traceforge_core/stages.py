@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -196,8 +196,8 @@ def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **
         result = run.result(needed)
         if result is not None:
             found[needed] = result
-        elif needed in _needs(name, config):
-            raise _missing(name, needed, run)
+        elif needed in needs_of(name, config):
+            raise missing(name, needed, run)
         elif damage := run.damage(needed):
             log.warning("Stage %s leaves stage %s out, which is damaged: %s. Run it again.", name, needed, damage)
     function = stage.load()
@@ -218,13 +218,14 @@ def perform(name: str, config: RunConfig, run: Run, *, refresh: bool = False, **
     )
 
 
-def _needs(name: str, config: RunConfig) -> tuple[str, ...]:
+def needs_of(name: str, config: RunConfig) -> tuple[str, ...]:
     """What a stage cannot do without, in this configuration."""
     from_sft = name in START_FROM_SFT and config.preference.start_from == "sft"
     return STAGES[name].needs + (("sft",) if from_sft else ())
 
 
-def _missing(name: str, needed: str, run: Run | None) -> TraceForgeError:
+def missing(name: str, needed: str, run: Run | None) -> TraceForgeError:
+    """The error of a stage whose needed stage is not there (in `run`; None: in a new one), or damaged."""
     where = f"run {run.run_id} does not have" if run else "a new run does not have"
     if run and (damage := run.damage(needed)):
         where = f"are damaged in run {run.run_id}: {damage}"
@@ -232,48 +233,6 @@ def _missing(name: str, needed: str, run: Run | None) -> TraceForgeError:
         f"Stage {name} needs the outputs of stage {needed}, which {where}. Run {needed} first, or name a run that has "
         "it with --run."
     )
-
-
-def check_start(names: Sequence[str], config: RunConfig, run: Run | None = None) -> None:
-    """Look whether these stages can do their work: what they need of other stages (from `run`, or from each other), the
-    files and folders they will read, the GPUs they will ask for. In milliseconds, before a server is started, a model
-    downloaded or a corpus read. A hub id is not asked for.
-
-    Raises TraceForgeError naming the stage or the field.
-    """
-    for name in names:
-        for needed in _needs(name, config):
-            if needed not in names and (run is None or run.result(needed) is None):
-                raise _missing(name, needed, run)
-    _check_paths(names, config)
-    if any(name in IN_WORKERS for name in names):
-        from traceforge_core.training.stages import require_machine
-
-        require_machine(names, config)
-
-
-def _check_paths(names: Sequence[str], config: RunConfig) -> None:
-    preference = config.datasets.preference
-    if "ingest" in names:
-        from traceforge_core.trajectories.ingest import corpus_folder
-
-        corpus_folder(config.ingest.path)
-        for path in config.ingest.outcomes:
-            _must_be_there(path, "ingest.outcomes", "Mend or remove the entry.")
-    if "model" in names:
-        from traceforge_core.modeling.source import check_model_path
-
-        check_model_path(config.model)
-    if "datasets" in names and "given" in preference.miners and preference.given:
-        _must_be_there(preference.given, "datasets.preference.given", "Name a JSONL file of ready pairs.")
-    if "datasets" in names and "sampled" in preference.miners and preference.sampled.adapter:
-        adapter = preference.sampled.adapter
-        _must_be_there(adapter, "datasets.preference.sampled.adapter", "Name an adapter's folder, or leave it empty.")
-
-
-def _must_be_there(path: str, field: str, advice: str) -> None:
-    if not written(path).exists():
-        raise TraceForgeError(f"There is no file or folder {written(path)} ({field}). {advice}")
 
 
 def _dump(config: RunConfig, section: str) -> Any:

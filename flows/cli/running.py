@@ -46,7 +46,7 @@ def run(
     from flows.summary import render, summarise
     from traceforge_core.config import lay_over, load_config
     from traceforge_core.runs import Run, check_runs_dir
-    from traceforge_core.stages import check_start
+    from traceforge_core.start_check import check_start
     from traceforge_core.training.trackers import require_trackers
 
     earlier = None if run == "new" else Run.open(runs_dir, run)
