@@ -57,6 +57,17 @@ def ingested(tmp_path: Path) -> Callable[[list[Trajectory]], Path]:
     return write
 
 
+@pytest.fixture
+def corpus(make_run: Callable[..., Trajectory], ingested: Callable[[list[Trajectory]], Path]) -> Path:
+    """Ingested runs of eight cases, one resolved and one unresolved of each."""
+    runs = []
+    for n in range(8):
+        steps = [(f"cat {n}", 0), (f"sed {n}", 1), (f"sed -i {n}", 0)]
+        other = [(f"head {n}", 0), (f"sed {n}", 1)]
+        runs += [make_run(f"case{n}", "a", steps, "resolved"), make_run(f"case{n}", "b", other, "unresolved")]
+    return ingested(runs)
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer: Any) -> Path:
     folder = tmp_path_factory.mktemp("model")

@@ -25,16 +25,6 @@ Make = Callable[..., Trajectory]
 SIDES = ("train", "held_out")
 
 
-@pytest.fixture
-def corpus(make_run: Make, ingested: Callable[[list[Trajectory]], Path]) -> Path:
-    runs = []
-    for n in range(8):
-        steps = [(f"cat {n}", 0), (f"sed {n}", 1), (f"sed -i {n}", 0)]
-        other = [(f"head {n}", 0), (f"sed {n}", 1)]
-        runs += [make_run(f"case{n}", "a", steps, "resolved"), make_run(f"case{n}", "b", other, "unresolved")]
-    return ingested(runs)
-
-
 def settings(*assignments: str) -> RunConfig:
     base = ["datasets.sft.max_length=32768", "datasets.sft.max_samples=null", "datasets.preference.max_length=81920"]
     return load_config(assignments=base + list(assignments))
@@ -138,52 +128,6 @@ def test_given_pairs_join_the_mined_ones(corpus: Path, model_dir: Path, tmp_path
     )
     assert figures["pairs_by_miner"] == {"given": 6, "recovery": 8}
     assert figures["dropped"] == {"given: unreadable line": 1}
-
-
-def test_no_pairs_at_all_says_why_and_what_to_do(
-    make_run: Make, ingested: Callable[[list[Trajectory]], Path], model_dir: Path, tmp_path: Path
-) -> None:
-    folder = ingested([make_run("c", run, [("ls", 0)]) for run in "ab"])
-    with pytest.raises(TraceForgeError) as error:
-        build(folder, model_dir, tmp_path / "out")
-    for part in ("0 resolved, 0 unresolved, 2 without a label", "outcome: 0, recovery: 0", "ingest.outcomes"):
-        assert part in str(error.value)
-
-
-def test_pairs_that_are_all_too_long_say_so(corpus: Path, model_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(TraceForgeError, match=r"too long: 16.*datasets\.preference\.max_length"):
-        build(corpus, model_dir, tmp_path / "out", "datasets.preference.max_length=20")
-
-
-def test_pairs_that_are_all_held_out_say_so(
-    make_run: Make, ingested: Callable[[list[Trajectory]], Path], model_dir: Path, tmp_path: Path
-) -> None:
-    runs = [make_run(f"c{n}", "a", [("ls", 0)]) for n in range(3)]
-    for seed in range(20):  # some seed holds out the one case that has a pair
-        for n in range(3):
-            pair = [make_run(f"c{n}", "b", [("sed a", 1), ("sed b", 0)])]
-            try:
-                folder = tmp_path / f"{seed}-{n}"
-                folder.mkdir()
-                build(ingested(runs + pair), model_dir, folder / "out", f"datasets.split.seed={seed}")
-            except TraceForgeError as error:
-                assert "All 1 preference pairs belong to held-out cases" in str(error)
-                assert "datasets.split.held_out" in str(error)
-                return
-    pytest.fail("no seed held the pair out")
-
-
-@pytest.mark.parametrize("assignment", ["datasets.sft.outcomes=resolved", "datasets.sft.max_length=10"])
-def test_no_samples_at_all_says_what_to_change(
-    make_run: Make,
-    ingested: Callable[[list[Trajectory]], Path],
-    model_dir: Path,
-    tmp_path: Path,
-    assignment: str,
-) -> None:
-    folder = ingested([make_run("c", "a", [("sed a", 1), ("sed b", 0)])])
-    with pytest.raises(TraceForgeError, match=assignment.partition("=")[0].replace(".", r"\.")):
-        build(folder, model_dir, tmp_path / "out", assignment)
 
 
 def test_a_leak_would_be_found(corpus: Path, model_dir: Path, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from traceforge_core.datasets.joining import JoinedFile
 from traceforge_core.datasets.pairs import Candidate, Surveyed, outcome_candidates, recovery_candidates, survey
 from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, SFT_SCHEMA, RowWriter, keep_first
 from traceforge_core.datasets.preference import preference_pairs
+from traceforge_core.datasets.refusal import refuse_empty
 from traceforge_core.datasets.repeats import Repeats, TurnKeys, turn_keys
 from traceforge_core.datasets.report import DatasetReport
 from traceforge_core.datasets.sample import learnable_turns
@@ -42,7 +43,7 @@ from traceforge_core.datasets.sampled import sampled_candidates
 from traceforge_core.datasets.sft import candidate_turns
 from traceforge_core.datasets.sft_jobs import Made, SampleJob, make_parts, plan
 from traceforge_core.datasets.splits import SIDES, Side, split_cases
-from traceforge_core.errors import TraceForgeError, page
+from traceforge_core.errors import page
 from traceforge_core.modeling.chat import ChatRenderer, load_renderer
 from traceforge_core.runs.progress import ProgressFile, progress
 
@@ -87,7 +88,7 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
         _write_pairs(by_case, renderer, settings, side_of, out_dir, report, told)
     _warn_beyond_context(report, inputs["model"])
     figures = report.write(out_dir, alike)
-    _refuse_empty(report, records, settings)
+    refuse_empty(report, records, settings)
     return figures
 
 
@@ -264,44 +265,3 @@ def _warn_beyond_context(report: DatasetReport, model_dir: Path) -> None:
                 "%d %s are longer than the model's own context of %s tokens. %s",
                 count, what, f"{longest:,}", page("pairs-too-long"),
             )  # fmt: skip
-
-
-def _refuse_empty(report: DatasetReport, records: list[Surveyed], settings: DatasetsConfig) -> None:
-    if not report.counts["sft_train"]:
-        raise TraceForgeError(
-            f"No SFT sample to train on came out of {len(records)} trajectories"
-            f"{_reasons(report.dropped_samples)}. "
-            + (
-                "datasets.sft.outcomes=resolved takes only runs known to have solved their case: name their outcome "
-                "files with ingest.outcomes, or set it to all."
-                if settings.sft.outcomes == "resolved"
-                else "Raise datasets.sft.max_length if samples are too long; check ingest's report for what was read."
-            )
-        )
-    if report.counts["pairs_train"]:
-        return
-    if report.counts["pairs_held_out"]:
-        raise TraceForgeError(
-            f"All {report.counts['pairs_held_out']} preference pairs belong to held-out cases, so none is left to "
-            "train on. Lower datasets.split.held_out or change datasets.split.seed."
-        )
-    labelled = {label: sum(record.outcome == label for record in records) for label in ("resolved", "unresolved", None)}
-    tried = ", ".join(f"{miner}: {report.candidates[miner]}" for miner in settings.preference.miners)
-    advice = "Raise datasets.preference.max_length if pairs are too long."
-    if not sum(report.candidates.values()):
-        advice = (
-            "Outcome pairs need a resolved and an unresolved run of one case with the same system and user text: name "
-            "outcome files (SWE-bench run reports) with ingest.outcomes. Recovery pairs need a failed command and a "
-            "later one of the same kind that worked. Or give ready pairs with datasets.preference.given."
-        )
-    pages = page("no-pairs") + (f" {page('pairs-too-long')}" if report.dropped_pairs.get("too long") else "")
-    raise TraceForgeError(
-        f"No preference pairs were found in {len(records)} trajectories ({labelled['resolved']} resolved, "
-        f"{labelled['unresolved']} unresolved, {labelled[None]} without a label). Candidates by miner: {tried}"
-        f"{_reasons(report.dropped_pairs)}. {advice} {pages}"
-    )
-
-
-def _reasons(dropped: Mapping[str, int]) -> str:
-    shown = [f"{reason}: {count}" for reason, count in sorted(dropped.items()) if count]
-    return f"; dropped: {', '.join(shown)}" if shown else ""
