@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,33 @@ def test_what_max_samples_keeps_of_long_trajectories_and_what_it_leaves_are_all_
     assert whole > 2 * 3
     assert made("5") == (5, whole - 5)
     assert made("50") == (whole, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_of_long_trajectories_each_gives_a_sample_before_any_gives_a_second(
+    workers: int, make_run: Make, ingested: Callable[[list[Trajectory]], Path], model_dir: Path, tmp_path: Path,
+    small_jobs: None,
+) -> None:  # fmt: skip
+    steps = [(f"cat {n} {'very-long-name ' * 40}", n % 2) for n in range(6)]
+    corpus = ingested([make_run(f"case{n:02}", "a", steps[: 6 - n % 3]) for n in range(12)])
+
+    def samples_of(limit: str) -> Counter[str]:
+        out = tmp_path / limit
+        settings = ["datasets.sft.style=native", f"datasets.sft.max_samples={limit}", f"datasets.workers={workers}"]
+        build(corpus, model_dir, out, *settings)
+        files = [pq.read_table(out / "sft" / f"{side}.parquet") for side in ("train", "held_out")]
+        found = [sample for file in files for sample in file["sample_id"].to_pylist()]
+        assert len(found) == len(set(found))
+        return Counter(case for file in files for case in file["case"].to_pylist())
+
+    whole = samples_of("null")
+    assert min(whole.values()) > 2, "each makes several"
+    assert sorted(samples_of("4")) == ["case02", "case05", "case08", "case11"]
+    assert set(samples_of("12").values()) == {1}
+    some = samples_of("18")
+    assert set(some.values()) == {1, 2}
+    assert [case for case in sorted(some) if some[case] == 2] == [f"case{n:02}" for n in range(1, 12, 2)]
+    assert samples_of(str(whole.total() - 1)).total() == whole.total() - 1
 
 
 def test_a_worker_that_dies_is_an_error_that_says_what_to_set(

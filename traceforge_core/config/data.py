@@ -71,7 +71,8 @@ class SftDataConfig(Section):
     )
     max_samples: Positive | None = Field(
         None,
-        description="Keep at most this many samples, of turns (native: trajectories) spread evenly; empty: all.",
+        description="Keep at most this many samples; empty: all. blocks: of turns spread evenly over the corpus. "
+        "native: of trajectories spread evenly, one of each (of its last turns) before a second of any.",
     )
 
 

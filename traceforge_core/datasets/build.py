@@ -28,12 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from traceforge_core.config import DatasetsConfig, RunConfig
-from traceforge_core.datasets.budget import spread
 from traceforge_core.datasets.corpus import Corpus
 from traceforge_core.datasets.given import given_candidates
-from traceforge_core.datasets.joining import JoinedFile
 from traceforge_core.datasets.pairs import Candidate, Surveyed, outcome_candidates, recovery_candidates, survey
-from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, SFT_SCHEMA, RowWriter, keep_first
+from traceforge_core.datasets.parquet import PREFERENCE_SCHEMA, RowWriter
 from traceforge_core.datasets.preference import preference_pairs
 from traceforge_core.datasets.refusal import refuse_empty
 from traceforge_core.datasets.repeats import Repeats, TurnKeys, turn_keys
@@ -41,6 +39,7 @@ from traceforge_core.datasets.report import DatasetReport
 from traceforge_core.datasets.sample import learnable_turns
 from traceforge_core.datasets.sampled import sampled_candidates
 from traceforge_core.datasets.sft import candidate_turns
+from traceforge_core.datasets.sft_files import write_samples
 from traceforge_core.datasets.sft_jobs import Made, SampleJob, make_parts, plan
 from traceforge_core.datasets.splits import SIDES, Side, split_cases
 from traceforge_core.errors import page
@@ -81,7 +80,7 @@ def build_datasets(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path)
         with closing(make_parts(jobs, corpus, renderer, inputs["model"], settings, scratch)) as parts:
             yield from ((_turns(job, counts), made) for job, made in zip(jobs, parts, strict=True))
 
-    _write_samples(sum(counts), make, settings, out_dir, report)
+    write_samples(sum(counts), make, settings.sft.max_samples, out_dir, report)
     shutil.rmtree(scratch, ignore_errors=True)
     with progress(out_dir, "making preference pairs", "cases", len(cases)) as told:
         by_case = _by_case(records, corpus, ready, settings, report)
@@ -137,54 +136,6 @@ def _survey(
             counts[number] = left if settings.sft.style == "blocks" else min(left, 1)
     log.info("%d trajectories, %d possible SFT samples", len(records), sum(counts))
     return records, counts, repeats
-
-
-def _write_samples(
-    candidates: int,
-    make: Callable[[npt.NDArray[np.int64]], Generator[tuple[int, Made], None, None]],
-    settings: DatasetsConfig,
-    out_dir: Path,
-    report: DatasetReport,
-) -> None:
-    """Write the samples. Where `max_samples` asks for fewer than there could be, candidates spread evenly over the
-    corpus are tried first, and more of them in the place of those that do not fit. `make` gives, for candidates by
-    number, how many of them each part of the work is about, and what it made of them. What is left is counted:
-    candidates that were not tried, and samples that were made and not kept."""
-    wanted = settings.sft.max_samples or sys.maxsize
-    untried, tries, written = np.arange(candidates), min(wanted, candidates), 0
-    tried = cut = 0
-    with ExitStack() as stack:
-        files = {
-            side: stack.enter_context(JoinedFile(out_dir / "sft" / f"{side}.parquet", SFT_SCHEMA)) for side in SIDES
-        }
-        while len(untried) and written < wanted:
-            take = spread(len(untried), tries)
-            chosen = np.fromiter(map(take, range(len(untried))), bool, len(untried))
-            told = stack.enter_context(progress(out_dir, "making SFT samples", "turns", int(chosen.sum())))
-            with closing(make(untried[chosen])) as parts:
-                for turns, made in parts:
-                    report.dropped_samples.update(made.dropped)  # also beyond `wanted`: the same in every process
-                    samples = made.samples[: wanted - written]
-                    tried, cut = tried + turns, cut + len(made.samples) - len(samples)
-                    for side, part in made.parts.items():
-                        if len(samples) < len(made.samples):
-                            keep_first(part, sum(sample.side == side for sample in samples))
-                        files[side].append(part)
-                        part.unlink()
-                    for sample in samples:
-                        report.add_sample(sample)
-                    if (written + len(samples)) // LOG_EVERY > written // LOG_EVERY:
-                        log.info("%d SFT samples written", written + len(samples))
-                    written += len(samples)
-                    told.add(turns, samples=len(samples))
-                    if written == wanted:
-                        break
-            untried = untried[~chosen]
-            tries *= 2  # each round reads the corpus again: few of them, even where hardly anything fits
-    del report.dropped_samples["over max_samples"]
-    # Not what is missing of the candidates: a trajectory of style `native` is one, and may make many samples.
-    if left := candidates - tried + cut:
-        report.dropped_samples["over max_samples"] = left
 
 
 def _turns(job: SampleJob, counts: list[int]) -> int:

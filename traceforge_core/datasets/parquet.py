@@ -6,6 +6,7 @@ with RowWriter(out_dir / "sft" / "train.parquet", SFT_SCHEMA) as writer:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -99,17 +100,16 @@ class RowWriter:
             self._pending = self._values = 0
 
 
-def keep_first(path: Path, rows: int) -> None:
-    """Cut a file of these down to its first `rows`."""
-    scratch = path.with_suffix(".cut")
-    with pq.ParquetFile(path) as file, _open(scratch, file.schema_arrow) as kept:
+def select_rows(path: Path, wanted: Sequence[bool], out: Path) -> None:
+    """Write the rows of a file of these that are `wanted` to another."""
+    with pq.ParquetFile(path) as file, _open(out, file.schema_arrow) as kept:
+        row = 0
         for group in range(file.num_row_groups):
-            if not rows:
-                break
-            table = file.read_row_group(group).slice(0, rows)
-            kept.write_table(table)
-            rows -= table.num_rows
-    scratch.replace(path)
+            rows = file.metadata.row_group(group).num_rows
+            mask = wanted[row : row + rows]
+            row += rows
+            if any(mask):
+                kept.write_table(file.read_row_group(group).filter(pa.array(mask, pa.bool_())))
 
 
 def _open(path: Path, schema: pa.Schema) -> pq.ParquetWriter:

@@ -60,12 +60,14 @@ class SampleJob:
 
 
 class SampleFigures(NamedTuple):
-    """A sample in numbers. `learned` are its tokens in the loss, `trimmed` the messages left out of its history."""
+    """A sample in numbers. `learned` are its tokens in the loss, `trimmed` the messages left out of its history; it is
+    the `nth` that its candidate made (0 is the first, and for `blocks` the only one)."""
 
     side: Side
     tokens: int
     learned: int
     trimmed: int
+    nth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +171,15 @@ def _make(
 
     with ExitStack() as stack:
         writers = {side: stack.enter_context(RowWriter(part, SFT_SCHEMA)) for side, part in parts.items()}
+        nth, before = 0, None
         for sample in sft_samples(read(), renderer, config, keep, dropped):
             if should_stop():
                 break
+            candidate = (sample.trajectory_id, sample.turn)
+            nth, before = (nth + 1 if candidate == before else 0), candidate
             side = side_of[sample.trajectory_id]
             writers[side].write(sample.row())
-            figures = SampleFigures(side, sample.tokens, sample.learned_tokens, sample.trimmed_messages)
+            figures = SampleFigures(side, sample.tokens, sample.learned_tokens, sample.trimmed_messages, nth)
             made.samples.append(figures)
     made.dropped.update(dropped)
     return made
