@@ -209,6 +209,8 @@ def _start(home: Path) -> _Server:
         "PREFECT_UI_ENABLED": "0",
         "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT__SERVER_FINAL": "1",
+        # A server that remembered leases only in memory would leave their slots taken for ever where it is killed.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
         "TRACEFORGE_PARENT": str(os.getpid()),
     }
