@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -49,6 +50,7 @@ from traceforge_core.errors import TraceForgeError
 from traceforge_core.monitoring.host import descendants
 from traceforge_core.paths import written
 from traceforge_core.runs import Run, StageResult
+from traceforge_core.runs.folder import RunInUse
 from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.stages import IN_WORKERS, STAGES
 from traceforge_core.start_check import check_start
@@ -137,46 +139,70 @@ def _traceforge(
     here, effective = begin(runs_dir, run, config, flow_run_id)
     require_trackers(effective)
     names = ordered(stages, effective)
-    check_start(names, effective, here)  # before hours are spent on the stages in front
     log.info("Run %s: %s", here.run_id, ", ".join(names))
-    with here.lock(), _remembered(here, runs_dir / "history" / history if history else None) as changed:
-        here.stop_file.unlink(missing_ok=True)  # it stopped an earlier call; who starts the run again wants it to go on
-        earlier = last_session(here).get("flow_run_id")
-        if isinstance(earlier, str) and earlier != flow_run_id:
-            mark_crashed(earlier)
-        session = Session(here, names, flow_run_id)
-        for in_workers, block in groupby(names, lambda name: name in IN_WORKERS):
-            # The monitor runs beside stages that work in child processes.
-            with _monitored(here, effective) if in_workers else contextlib.nullcontext():
-                for name in block:
-                    _perform(name, effective, here, session, refresh)
+    with _remembered(here, runs_dir / "history" / history if history else None) as remembered:
+        check_start(names, effective, here)  # before hours are spent on the stages in front
+        with here.lock():
+            here.stop_file.unlink(missing_ok=True)  # it stopped an earlier call; this one is to go on
+            earlier = last_session(here).get("flow_run_id")
+            if isinstance(earlier, str) and earlier != flow_run_id:
+                mark_crashed(earlier)
+            session = Session(here, names, flow_run_id)
+            for in_workers, block in groupby(names, lambda name: name in IN_WORKERS):
+                # The monitor runs beside stages that work in child processes.
+                with _monitored(here, effective) if in_workers else contextlib.nullcontext():
+                    for name in block:
+                        _perform(name, effective, here, session, refresh)
     summary = summarise(here)
     create_markdown_artifact(key="run-summary", markdown=as_markdown(summary), description=f"Run {here.run_id}")
     if "compare" in names and summary["parity"]["verdict"] != "pass":
         raise ParityFailed(
             f"Run {here.run_id}: {why_not(summary['parity'])}. The report says where and by how much: "
-            f"{here.stage_dir('compare') / 'report.md'}" + "".join(f"\n{sentence}" for sentence in changed)
+            f"{here.stage_dir('compare') / 'report.md'}" + "".join(f"\n{line}" for line in remembered.told)
+        )
+    if remembered.lost:
+        raise TraceForgeError(
+            f"Run {here.run_id} did what it was to do, and could not be added to the history: {remembered.lost}"
         )
     return summary
 
 
+@dataclass(slots=True)
+class _Remembered:
+    """changed: what did since runs were good, if this one is not. lost: why the run is not in the history."""
+
+    changed: str | None = None
+    lost: str | None = None
+
+    @property
+    def told(self) -> list[str]:
+        lost = f"It could not be added to the history: {self.lost}" if self.lost else None
+        return [line for line in (self.changed, lost) if line]
+
+
 @contextlib.contextmanager
-def _remembered(run: Run, history: Path | None) -> Iterator[list[str]]:
-    """Add the run to the history when the block is done, or has failed; a run that was stopped says nothing about
-    anything. Afterwards the list yielded holds what changed since runs were good, if this one is not."""
-    changed: list[str] = []
+def _remembered(run: Run, history: Path | None) -> Iterator[_Remembered]:
+    """Add the run to the history when the block is done, or has failed; a run that was stopped, or that somebody else
+    is at work on, says nothing about anything. What is yielded is filled in afterwards. A history that cannot be
+    written hides neither the run's own failure nor its verdict."""
+    remembered = _Remembered()
     if history is None:
-        yield changed
+        yield remembered
         return
     try:
-        yield changed
-    except StoppedByFile:
+        yield remembered
+    except (StoppedByFile, RunInUse):
         raise
     except Exception as error:
-        add_to_history(run, history, str(error) or type(error).__name__)
+        try:
+            add_to_history(run, history, str(error) or type(error).__name__)
+        except Exception as lost:
+            log.warning("Run %s could not be added to the history: %s", run.run_id, lost)
         raise
-    if (sentence := add_to_history(run, history)) is not None:
-        changed.append(sentence)
+    try:
+        remembered.changed = add_to_history(run, history)
+    except Exception as lost:
+        remembered.lost = str(lost) or type(lost).__name__
 
 
 def _perform(name: str, config: RunConfig, run: Run, session: Session, refresh: bool) -> None:

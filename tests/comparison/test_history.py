@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
+import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +108,73 @@ def test_a_history_that_is_no_database_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "history.sqlite").write_text("not a database, but long enough to be taken for one " * 20)
     with pytest.raises(TraceForgeError, match="Move that file away"):
         record(tmp_path / "history.sqlite", GOOD)
+
+
+def test_a_history_with_a_torn_row_or_of_another_shape_says_what_to_do(tmp_path: Path) -> None:
+    history = tmp_path / "history.sqlite"
+    record(history, GOOD)
+    with contextlib.closing(sqlite3.connect(history)) as connection, connection:
+        connection.execute("UPDATE runs SET figures = '{'")
+    with pytest.raises(TraceForgeError, match="Move that file away"):
+        read(history)
+    with contextlib.closing(sqlite3.connect(history)) as connection, connection:
+        connection.execute("ALTER TABLE runs DROP COLUMN figures")
+    with pytest.raises(TraceForgeError, match="Move that file away"):
+        record(history, GOOD)
+
+
+def test_a_history_that_is_held_cannot_be_written_to_or_has_no_room_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tmp_path / "held.sqlite"
+    record(held, GOOD)
+    monkeypatch.setattr("traceforge_core.comparison.history.BUSY_SECONDS", 0.1)
+    with contextlib.closing(sqlite3.connect(held)) as other, other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(TraceForgeError, match="Another process has held it"):
+            record(held, night(2))
+    (tmp_path / "folder.sqlite").mkdir()
+    with pytest.raises(TraceForgeError, match="Let this user write"):
+        record(tmp_path / "folder.sqlite", GOOD)
+    (tmp_path / "file").touch()
+    with pytest.raises(TraceForgeError, match="Let this user write"):
+        record(tmp_path / "file" / "history.sqlite", GOOD)
+
+    code = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from tests.comparison.test_history import GOOD, record\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "record(Path(sys.argv[1]), GOOD)"
+    )
+    full = subprocess.run([sys.executable, "-c", code, tmp_path / "full.sqlite"], capture_output=True, text=True)
+    assert full.returncode == 1 and "Look at the disk: is it full, or away?" in full.stderr, full.stderr
+
+
+def test_a_setting_that_changed_is_blamed_and_a_new_one_is_not(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "night-2")
+    run.save_config({"preference": {"beta": 2.5}, "comparison": {"exact": "auto"}})
+    entry = failed_entry(run, "the worker was killed")
+    good = replace(GOOD, surroundings=entry.surroundings | {"setting preference.beta": "2.0"})
+    del good.surroundings["setting comparison.exact"]
+    change = blame([good, replace(entry, verdict="fail")])
+    assert change is not None and change.changed == [("setting preference.beta", "2.0", "2.5")]
+    write_trend([entry], tmp_path / "trend")
+    assert "setting" not in (tmp_path / "trend" / "trend.md").read_text(), "a hundred of them"
+
+
+def test_what_only_the_float32_comparison_found_is_the_reason_recorded(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "night-3")
+    folder = run.stage_dir("compare")
+    folder.mkdir()
+    parity = {"max_loss": 1e-3, "adapter": 1e-2, "max_gradient": None}
+    verdict = {"outcome": "pass", "reasons": ["within the oracle's own noise"], "places": []}
+    exact = {"outcome": "fail", "reasons": ["adapter, first at step 3: it is off"]}
+    report = {"parity": parity, "steps": [], "verdict": verdict, "exact": exact}
+    told = {"verdict": "fail", "strategies": {"branch_parallel": report}, "evaluation": None, "planted_faults": None}
+    (folder / "report.json").write_text(json.dumps(told))
+    manifest = {"key": "k", "started": "2026-01-03T04:30:00+00:00", "seconds": 1.0, "figures": {}, "outputs": {}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert entry_of(run).reason == "branch_parallel in float32: adapter, first at step 3: it is off"
 
 
 def test_the_trend_report_names_the_culprit_and_needs_nothing_else(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ fill.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -61,6 +62,8 @@ def fake(name: str) -> Callable[[RunConfig, Mapping[str, Path], Path], dict[str,
         if name == "compare":
             (out_dir / "report.md").write_text("# The report\n\n![loss](loss.png)\n", encoding="utf-8")
             (out_dir / "loss.png").write_bytes(PNG)
+            report = {"verdict": figures["verdict"], "strategies": {}, "evaluation": None, "planted_faults": None}
+            (out_dir / "report.json").write_text(json.dumps(report), encoding="utf-8")
         return figures
 
     return stage

@@ -25,6 +25,7 @@ from flows import pipeline
 from flows.leftover import mark_crashed
 from flows.pipeline import STAGE_TASKS, ParityFailed, StageName, traceforge
 from flows.session import last_session
+from traceforge_core.comparison.history import read
 from traceforge_core.config import RunConfig, load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Run
@@ -193,6 +194,31 @@ def test_a_failed_verdict_fails_the_flow_after_its_report_is_published(
     assert task_states(run)["compare"] == "Completed"
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(flow_run_of(run)).state_name == "Failed"
+
+
+def test_a_history_that_cannot_be_written_hides_neither_verdict_nor_failure_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "history" / "nights.sqlite").mkdir(parents=True)  # somebody's folder lies where the file belongs
+    stages = ["ingest", "model", "datasets", "sft", "oracle", "branch_parallel", "compare"]
+    night: dict[str, Any] = {"runs_dir": str(tmp_path), "stages": stages, "refresh": True}
+    with pytest.raises(TraceForgeError, match=r"did what it was to do, and could not be added.*Let this user write"):
+        traceforge(history="nights", **night)
+    monkeypatch.setenv("FAKE_COMPARE", "disagree")
+    with pytest.raises(ParityFailed, match=r"(?s)does not agree.*could not be added to the history.*Let this user"):
+        traceforge(history="nights", **night)
+    monkeypatch.setenv("FAKE_ORACLE", "fail")
+    with pytest.raises(TraceForgeError, match="The fake stage oracle was asked to fail"):
+        traceforge(history="nights", **night)
+    assert "could not be added to the history" in caplog.text
+
+
+def test_a_night_that_cannot_even_begin_is_in_the_history(tmp_path: Path) -> None:
+    with pytest.raises(TraceForgeError, match="There is no"):
+        traceforge(RunConfig.model_validate({"ingest": {"path": "/none"}}), runs_dir=str(tmp_path), history="nights")
+    [entry] = read(tmp_path / "history" / "nights.sqlite")
+    assert entry.verdict == "error" and "/none" in entry.reason
+    assert "error" in (tmp_path / "history" / "nights" / "trend.md").read_text()
 
 
 def test_a_failed_training_stops_the_monitor_and_is_written_down(

@@ -27,6 +27,16 @@ from traceforge_core.runs import Run, installed_versions, source_hash
 
 logger = logging.getLogger(__name__)
 BUSY_SECONDS = 60.0
+SETTING = "setting "
+# What a person can do, by how sqlite's name of the error begins.
+MENDED_BY = {
+    ("SQLITE_BUSY", "SQLITE_LOCKED"): f"Another process has held it for {BUSY_SECONDS:.0f} s: end that.",
+    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "PermissionError", "FileExistsError", "NotADirectoryError"): (
+        "Let this user write to that file and its folder."
+    ),
+    ("SQLITE_FULL", "SQLITE_IOERR", "OSError"): "Look at the disk: is it full, or away?",
+}
+DAMAGED = "Move that file away to begin a new one."
 TABLE = """
 CREATE TABLE IF NOT EXISTS runs (
     run_id TEXT PRIMARY KEY, finished TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL, path TEXT NOT NULL,
@@ -38,7 +48,7 @@ CREATE TABLE IF NOT EXISTS runs (
 class Entry:
     """One run. verdict: pass, fail, undecided, or error where it did not get as far as a comparison. reason: why, in a
     sentence. surroundings: what a change of could explain a change of the verdict, by name: library versions, driver,
-    device, TraceForge's own source, data, model. figures: numbers by "strategy/name"."""
+    device, TraceForge's own source, data, model, settings. figures: numbers by "strategy/name"."""
 
     run_id: str
     finished: str
@@ -94,6 +104,8 @@ def entry_of(run: Run) -> Entry:
             figures[f"{name}/{place['name']}, share of its limit"] = place["statistic"] / place["limit"]
         if told["verdict"]["outcome"] != "pass" or report["verdict"] == "pass":
             reasons.append(f"{name}: {told['verdict']['reasons'][0]}")
+        if told["exact"] is not None and told["exact"]["outcome"] != "pass":  # what rounding hid from the other one
+            reasons.append(f"{name} in float32: {told['exact']['reasons'][0]}")
     if planted := report.get("planted_faults"):
         figures["planted faults/missed"] = len(planted["missed"])
         if planted["verdict"] != "pass":
@@ -115,9 +127,9 @@ def failed_entry(run: Run, error: str) -> Entry:
 
 
 def surroundings(run: Run) -> dict[str, str]:
-    """What this run was made with, as far as it got: versions, driver, and from the oracle its device, data and
-    model."""
-    told = dict(installed_versions()) | {"traceforge source": source_hash()[:12]}
+    """What this run was made with, as far as it got: versions, driver, settings, and from the oracle its device, data
+    and model."""
+    told = dict(installed_versions()) | {"traceforge source": source_hash()[:12]} | _settings(run)
     if driver := _driver():
         told["nvidia driver"] = driver
     with contextlib.suppress(TraceForgeError):
@@ -130,7 +142,6 @@ def surroundings(run: Run) -> dict[str, str]:
 
 def record(history: Path, entry: Entry) -> None:
     """Write an entry, or write it again."""
-    history.parent.mkdir(parents=True, exist_ok=True)
     values = (
         entry.run_id, entry.finished, entry.verdict, entry.reason, entry.path,
         json.dumps(entry.surroundings, sort_keys=True), json.dumps(entry.figures, sort_keys=True),
@@ -147,10 +158,10 @@ def read(history: Path, last: int = 200) -> list[Entry]:
         return []
     with _open(history) as connection:
         rows = connection.execute("SELECT * FROM runs ORDER BY finished DESC, rowid DESC LIMIT ?", (last,)).fetchall()
-    return [
-        Entry(run_id, finished, verdict, reason, path, json.loads(surrounded), json.loads(figures))
-        for run_id, finished, verdict, reason, path, surrounded, figures in reversed(rows)
-    ]
+        return [
+            Entry(run_id, finished, verdict, reason, path, json.loads(surrounded), json.loads(figures))
+            for run_id, finished, verdict, reason, path, surrounded, figures in reversed(rows)
+        ]
 
 
 def blame(entries: Sequence[Entry]) -> Change | None:
@@ -167,6 +178,7 @@ def blame(entries: Sequence[Entry]) -> Change | None:
     changed = [
         (name, before.get(name, "(none)"), after.get(name, "(none)"))
         for name in names
+        if not name.startswith(SETTING) or (name in before and name in after)  # a new field has its default
         if before.get(name) != after.get(name)
     ]
     return Change(first_bad, entries[last_good], changed)
@@ -175,12 +187,30 @@ def blame(entries: Sequence[Entry]) -> Change | None:
 @contextlib.contextmanager
 def _open(history: Path) -> Iterator[sqlite3.Connection]:
     try:
+        history.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(sqlite3.connect(history, timeout=BUSY_SECONDS)) as connection, connection:
             yield connection
-    except sqlite3.DatabaseError as error:
-        raise TraceForgeError(
-            f"The history {history} cannot be used ({error}). Move that file away to begin a new one."
-        ) from error
+    except (sqlite3.DatabaseError, OSError, ValueError) as error:
+        kind = getattr(error, "sqlite_errorname", type(error).__name__)
+        what = next((told for begins, told in MENDED_BY.items() if kind.startswith(begins)), DAMAGED)
+        raise TraceForgeError(f"The history {history} cannot be used ({error}). {what}") from error
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """The run's whole configuration, a value a field: "setting preference.beta"."""
+    try:
+        config = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {f"{SETTING}{name}": json.dumps(value) for name, value in _flat(config, "")}
+
+
+def _flat(config: Any, above: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(config, dict):
+        yield above, config
+        return
+    for name, value in config.items():
+        yield from _flat(value, f"{above}.{name}" if above else name)
 
 
 def _driver() -> str | None:

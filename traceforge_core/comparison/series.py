@@ -122,6 +122,8 @@ class _Loaded:
         """Undo what a trainer does to a model: gradients, attention, and the forward that accelerate wraps in autocast
         (marked as prepared, the model would go on without it)."""
         model = self._model
+        if model is None:  # the job was stopped before it needed one
+            return
         model.zero_grad(set_to_none=True)
         for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
             model.__dict__.pop(name, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from traceforge_core.comparison.document import Bullets, Heading, Part, Picture, Table, Text, html, markdown
 from traceforge_core.comparison.drift import drifts
-from traceforge_core.comparison.history import Entry, blame
+from traceforge_core.comparison.history import SETTING, Entry, blame
 from traceforge_core.comparison.plots import SMALLEST, STYLES
 
 MARKS = {"fail": "#a40e26", "error": "#5a32a3", "undecided": "#b08800"}
@@ -57,7 +57,8 @@ def trend_parts(entries: Sequence[Entry]) -> list[Part]:
         for entry in reversed(entries[-LAST_RUNS:])
     ]
     parts.append(Table(["when (UTC)", "run", "verdict", "why"], rows))
-    told = ", ".join(f"{name} {value}" for name, value in sorted(last.surroundings.items()))
+    made_with = [(name, value) for name, value in sorted(last.surroundings.items()) if not name.startswith(SETTING)]
+    told = ", ".join(f"{name} {value}" for name, value in made_with)
     parts.append(Text(f"Last run made with: {told}."))
     return parts
 

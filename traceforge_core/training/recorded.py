@@ -145,10 +145,13 @@ class Recorded:
             return
         folder = self.out_dir / "gradients"
         folder.mkdir(exist_ok=True)
+        # One that never came is zero, as in the sum over workers: it has to be seen, not left out.
         gradients = {
-            name.replace(".default.", "."): parameter.grad.detach().cpu().contiguous()
-            for name, parameter in self.model.named_parameters()  # type: ignore[attr-defined]
-            if parameter.requires_grad and parameter.grad is not None
+            name.replace(".default.", "."): (torch.zeros_like(p) if p.grad is None else p.grad.detach())
+            .cpu()
+            .contiguous()
+            for name, p in self.model.named_parameters()  # type: ignore[attr-defined]
+            if p.requires_grad
         }
         scratch = folder / "writing.tmp"
         save_file(gradients, scratch)
