@@ -94,9 +94,10 @@ class PairTrainer(Recorded, CPOTrainer):
         mesh, parameters = self.mesh, self.trained_parameters()
         mesh.sum_gradients(parameters)
         finite = math.isfinite(tally.loss) and math.isfinite(gradient_norm(parameters))
-        first = mesh.branch == 0  # the branches of a replica know the same scores: count them once
+        # The branches of a replica know the same scores and have the same loss. What is recorded is their mean: exactly
+        # that, and off where any of them has something else.
         sums = (tally.loss, tally.pairs, tally.score_chosen, tally.score_rejected, tally.correct)
-        own = [value if first else 0.0 for value in sums]
+        own = [value / mesh.branches for value in sums]
         own += [
             mesh.score_seconds,
             mesh.gradient_seconds,
