@@ -53,7 +53,7 @@ from traceforge_core.runs import Run, StageResult
 from traceforge_core.runs.folder import RunInUse
 from traceforge_core.runs.stopping import StoppedByFile
 from traceforge_core.stages import IN_WORKERS, STAGES
-from traceforge_core.start_check import check_start
+from traceforge_core.start_check import check_start, check_trainings
 from traceforge_core.training.trackers import require_trackers
 from traceforge_core.trajectories.ingest import refuse_nothing_read
 
@@ -149,6 +149,8 @@ def _traceforge(
                 mark_crashed(earlier)
             session = Session(here, names, flow_run_id)
             for in_workers, block in groupby(names, lambda name: name in IN_WORKERS):
+                if in_workers:
+                    check_trainings(names, effective, here)
                 # The monitor runs beside stages that work in child processes.
                 with _monitored(here, effective) if in_workers else contextlib.nullcontext():
                     for name in block:

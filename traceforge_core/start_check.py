@@ -32,6 +32,19 @@ def check_start(names: Sequence[str], config: RunConfig, run: Run | None = None)
         require_machine(names, config)
 
 
+def check_trainings(names: Sequence[str], config: RunConfig, run: Run) -> None:
+    """Look, once model and datasets are there, whether every training among these stages can compute the model and hold
+    its longest sample. Nothing is loaded.
+
+    Raises TraceForgeError, naming what would help.
+    """
+    model, datasets = run.result("model"), run.result("datasets")
+    if model is not None and datasets is not None:
+        from traceforge_core.training.stages import require_trainings
+
+        require_trainings(names, config, model.path, datasets.path)
+
+
 def _check_paths(names: Sequence[str], config: RunConfig) -> None:
     preference = config.datasets.preference
     if "ingest" in names:

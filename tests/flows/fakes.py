@@ -2,7 +2,7 @@
 
 As a program it is the command `traceforge` with these stages: python fakes.py run --runs-dir X. What a stage does on
 top of its files comes from the environment variable FAKE_<STAGE>: fail, crash, disagree, hang, stop,
-fill.
+fill, window (the model has one).
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def fake(name: str) -> Callable[[RunConfig, Mapping[str, Path], Path], dict[str,
     def stage(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> dict[str, Any]:
         (out_dir / "output.txt").write_text(f"{name} from {', '.join(sorted(inputs))}\n", encoding="utf-8")
         what = os.environ.get(f"FAKE_{name.upper()}")
+        if name == "model":
+            (out_dir / "weights").mkdir()
+            shape = {"model_type": "mistral", "sliding_window": 64} if what == "window" else {"model_type": "qwen3"}
+            (out_dir / "weights" / "config.json").write_text(json.dumps(shape))
+            (out_dir / "model.json").write_text(json.dumps({"weights": "weights", "revision": None}))
         if what == "fail":
             raise TraceForgeError(f"The fake stage {name} was asked to fail. Unset FAKE_{name.upper()}.")
         if what == "crash":

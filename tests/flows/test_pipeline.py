@@ -174,6 +174,16 @@ def test_a_path_that_is_not_there_fails_the_run_before_its_first_stage(tmp_path:
     assert Run.open(tmp_path).result("ingest") is None
 
 
+def test_a_model_that_the_strategy_cannot_compute_stops_the_run_before_its_first_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODEL", "window")
+    with pytest.raises(TraceForgeError, match=r"sliding window only \(64 tokens\). Use strategy branch_parallel"):
+        traceforge(runs_dir=str(tmp_path), config=RunConfig(preference={"strategy": "shared_prefix"}))
+    run = Run.open(tmp_path)
+    assert run.result("datasets") is not None and run.result("sft") is None
+
+
 def test_refresh_does_the_work_again(tmp_path: Path) -> None:
     traceforge(run="new", runs_dir=str(tmp_path), stages=["ingest"])
     run = Run.open(tmp_path)

@@ -257,7 +257,7 @@ def test_a_plan_is_a_table_figures_and_a_plot(tmp_path: Path) -> None:
         json.dumps(
             {
                 "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-                "head_dim": 128, "intermediate_size": 12_288, "vocab_size": 151_936,
+                "head_dim": 128, "intermediate_size": 12_288, "vocab_size": 151_936, "model_type": "qwen3",
             }
         )
     )  # fmt: skip
@@ -274,6 +274,73 @@ def test_a_plan_is_a_table_figures_and_a_plot(tmp_path: Path) -> None:
         QWEN3_8B, H200, 4_096, tmp_path / "plan.png", [{"kind": "shared_prefix", "prompt": 77_824, "gib": 11.7}]
     )
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+QWEN3_8B_FILE = {
+    "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 12_288, "vocab_size": 151_936, "model_type": "qwen3",
+}  # fmt: skip
+ASKED: dict[str, Any] = {"prompt": 77_824, "completion": 4_096, "gpu_gib": 24, "host_gib": None, "gpus": 2}
+
+
+def write_model(folder: Path, **changed: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(QWEN3_8B_FILE | changed))
+    return str(folder)
+
+
+def test_a_model_that_tiled_layers_do_not_know_is_not_planned(tmp_path: Path) -> None:
+    model = write_model(tmp_path, model_type="qwen3_moe")
+    with pytest.raises(TraceForgeError, match=r"Cannot plan for .*this model's is qwen3_moe"):
+        planner.plan(load_config(), model=model, **ASKED)
+
+
+def test_a_model_that_cannot_share_a_prefix_is_planned_in_branches_and_the_plan_says_why(tmp_path: Path) -> None:
+    config = load_config(assignments=["model.quantization=nf4", "model.dtype=bfloat16"])
+    model = write_model(tmp_path, model_type="mistral", sliding_window=4096)
+    figures, text = planner.plan(config, model=model, **ASKED)
+    assert figures["strategy"] == "branch_parallel" and "sliding window only (4096 tokens)" in figures["advice"]
+    assert [one["kind"] for one in figures["work"]] == ["branch_parallel", "sft"]
+    assert "Longest prompt as shared_prefix" not in text
+    figures, text = planner.plan(config, model=write_model(tmp_path, rope_scaling={"type": "dynamic"}), **ASKED)
+    assert figures["strategy"] is None and "rope_type dynamic" in text
+    assert [one["kind"] for one in figures["work"]] == ["sft"]
+
+
+def test_a_checkpoint_in_four_bits_is_planned_so_whatever_the_configuration_asks_for(tmp_path: Path) -> None:
+    config = load_config(assignments=["model.dtype=bfloat16"])
+    model = write_model(tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    figures, text = planner.plan(config, model=model, **ASKED)
+    assert figures["work"][0]["parts_gib"]["weights"] == pytest.approx(5.66, abs=0.01) and "weights in NF4" in text
+
+
+def test_a_refusal_names_every_setting_that_would_do_alone_or_quantisation_and_length_together() -> None:
+    work = Work("branch_parallel", 77_824, 4_096)
+
+    def told(setup: Setup) -> str:
+        estimate = estimate_work(QWEN3_8B, work, setup)
+        assert not estimate.fits(setup)
+        return planner.refusal(QWEN3_8B, setup, estimate)
+
+    kept = replace(H200, gpu_gib=80, recompute="none", host_gib=40)
+    assert "long_context.recompute=attention" in told(kept)
+    named = re.search(r"long_context\.inputs_on_device=(\d+)", told(replace(kept, recompute="attention", host_gib=10)))
+    assert named is not None
+    enough = replace(kept, recompute="attention", host_gib=10, inputs_on_device=int(named[1]))
+    assert estimate_work(QWEN3_8B, work, enough).fits(enough)
+    fewer = replace(enough, inputs_on_device=int(named[1]) - 1)
+    assert not estimate_work(QWEN3_8B, work, fewer).fits(fewer)
+    assert "long_context.inputs_on_device=0" in told(replace(H200, inputs_on_device=36))
+    both = re.search(
+        r"Set model.quantization=nf4 datasets.preference.max_length=(\d+) \(", told(Setup(9, weight_bytes=2))
+    )
+    assert both is not None and int(both[1]) < 81_920
+    assert "No setting makes this model fit" in told(replace(H200, gpu_gib=5))
+
+
+def test_a_plot_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    for name in ("none/plan.png", "plan.docx"):
+        with pytest.raises(TraceForgeError, match=f"Cannot write the plot to .*{name}"):
+            planner.plot(QWEN3_8B, H200, 4_096, tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training import fit
-from traceforge_core.training.stages import preference_job
+from traceforge_core.training.stages import preference_job, require_trainings
 
 Configure = Callable[..., RunConfig]
 
@@ -48,5 +50,67 @@ def test_auto_takes_the_shared_prefix_on_gpus_and_branches_where_nothing_can_be_
     assert fit.resolve_strategy(configure(preference__strategy="auto")) == "branch_parallel"
     assert fit.resolve_strategy(configure(preference__strategy="shared_prefix")) == "shared_prefix"
     (tmp_path / "config.json").write_text(json.dumps({}))
-    unreadable = configure(preference__strategy="auto", model__name=str(tmp_path), model__device="auto")
-    assert fit.resolve_strategy(unreadable) == "branch_parallel"
+    named = configure(preference__strategy="auto", model__name=str(tmp_path), model__device="auto")
+    assert fit.resolve_strategy(named) == "branch_parallel"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"model_type": "mistral", "sliding_window": 64}, "sliding window only (64 tokens)"),
+        ({"model_type": "gemma2"}, "this model's is gemma2"),
+    ],
+)
+def test_auto_says_why_a_model_cannot_share_a_prefix_and_takes_branches(
+    inputs: dict[str, Path], configure: Configure, gpus: list[SimpleNamespace], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, changed: dict[str, Any], told: str,
+) -> None:  # fmt: skip
+    config = json.loads((inputs["model"] / "weights" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    with caplog.at_level("INFO"):
+        auto = configure(preference__strategy="auto", model__name=str(tmp_path), model__device="auto")
+        assert fit.resolve_strategy(auto) == "branch_parallel"
+    assert "Strategy: branch_parallel (" in caplog.text and told in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "settings", "told"),
+    [
+        ("shared_prefix", {"model_type": "mistral", "sliding_window": 64}, {}, r"sliding window only \(64 tokens\)"),
+        ("shared_prefix", {"model_type": "gemma2"}, {}, "this model's is gemma2"),
+        ("branch_parallel", {"rope_scaling": {"type": "dynamic"}}, {}, "rope_type dynamic"),
+        ("branch_parallel", {"model_type": "gemma2"}, {"preference__long_context": "on"}, "this model's is gemma2"),
+        ("branch_parallel", {"model_type": "gemma2"}, {}, None),
+        ("sft", {"model_type": "gemma2"}, {"sft__long_context": "on"}, "this model's is gemma2"),
+        ("sft", {"rope_scaling": {"type": "dynamic"}}, {"sft__long_context": "on"}, None),
+    ],
+)
+def test_a_model_that_a_strategy_cannot_compute_is_refused_before_the_first_training(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path,
+    kind: str, changed: dict[str, Any], settings: dict[str, Any], told: str | None,
+) -> None:  # fmt: skip
+    config = json.loads((inputs["model"] / "weights" / "config.json").read_text())
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text(json.dumps(config | {"rope_parameters": None} | changed))
+    (tmp_path / "model.json").write_text(json.dumps({"weights": "weights"}))
+    with pytest.raises(TraceForgeError, match=told) if told else contextlib.nullcontext():
+        require_trainings([kind, "oracle", "evaluate"], configure(**settings), tmp_path, inputs["datasets"])
+
+
+def test_too_little_host_memory_for_all_workers_is_refused_naming_what_helps(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path, gpus: list[SimpleNamespace],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    job = preference_job("shared_prefix", configure(), inputs, tmp_path)
+    on_gpu = replace(job, device="cuda")
+    work = fit.longest_work(on_gpu)
+    assert work is not None
+    needed = 2 * 4 * work.tokens * 32  # two layers' inputs in float32, 32 numbers a token
+    monkeypatch.setattr(fit, "usable_memory", lambda: needed)
+    fit.require_fit(on_gpu)
+    monkeypatch.setattr(fit, "usable_memory", lambda: needed - 1)
+    with pytest.raises(TraceForgeError, match=r"long_context\.inputs_on_device=1"):
+        fit.require_fit(on_gpu)
+    monkeypatch.setattr(fit, "usable_memory", lambda: needed)
+    with pytest.raises(TraceForgeError, match="host memory"):
+        fit.require_fit(replace(on_gpu, replicas=2))

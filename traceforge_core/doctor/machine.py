@@ -139,9 +139,8 @@ def _memory(gpus: list[Gpu]) -> Finding:
     import psutil
 
     total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
-    limit = _cgroup_limit()
+    limit, usable = _cgroup_limit(), usable_memory()
     within = f", limited to {limit / GIB:.1f} GiB here" if limit is not None and limit < total else ""
-    usable = min(total, limit or total)
     what = f"{total / GIB:.1f} GiB ({available / GIB:.1f} available){within}"
     figures = {"total_gib": round(total / GIB, 1), "available_gib": round(available / GIB, 1)}
     figures["usable_gib"] = round(usable / GIB, 1)
@@ -158,6 +157,14 @@ def _memory(gpus: list[Gpu]) -> Finding:
     if usable < 4 * GIB:
         return Finding("host memory", "warning", what, "The tiny demo wants about 4 GiB.", figures)
     return Finding("host memory", "ok", what, "", figures)
+
+
+def usable_memory() -> int:
+    """Bytes of host memory that processes here may use: the machine's, or the container's limit."""
+    import psutil
+
+    total: int = psutil.virtual_memory().total
+    return min(total, _cgroup_limit() or total)
 
 
 def _cgroup_limit() -> int | None:

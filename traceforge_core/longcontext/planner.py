@@ -17,6 +17,7 @@ from typing import Any
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.longcontext.estimate import GIB, RATES, Estimate, Kind, Rates, Setup, Work, estimate_work
+from traceforge_core.longcontext.families import why_no_branches, why_no_shared_prefix, why_not_tiled
 from traceforge_core.longcontext.memory import NF4_BYTES, Dimensions
 from traceforge_core.paths import written
 
@@ -40,28 +41,45 @@ def _longest(dims: Dimensions, setup: Setup, work: Callable[[int], Work]) -> Est
     return estimate_work(dims, work(512 * max(low, 1)), setup)
 
 
-def read_dimensions(model: str) -> Dimensions:
-    """Dimensions of a model: a folder with config.json, the file itself, a hub id whose config can be had, or `tiny`.
+def read_dimensions(model: str, revision: str | None = None) -> Dimensions:
+    """Dimensions of a model, which `read_config` reads. Raises TraceForgeError where it cannot be read."""
+    config = read_config(model, revision)
+    try:
+        return Dimensions.of(config)
+    except (ValueError, TypeError) as error:
+        raise _unreadable(model, error) from None
+
+
+def read_config(model: str, revision: str | None = None) -> Any:
+    """The configuration of a model: a folder with config.json, the file itself, a hub id whose config can be had, or
+    `tiny`. A dict, or a transformers config. A revision that is a commit and in the cache asks no hub.
 
     Raises TraceForgeError where it cannot be read.
     """
     if model == "tiny":
         from traceforge_core.modeling.tiny import SHAPE, VOCABULARY
 
-        return Dimensions.of({**SHAPE, "vocab_size": VOCABULARY})
+        return {**SHAPE, "vocab_size": VOCABULARY, "model_type": "qwen3"}
     path = written(model)
     path = path / "config.json" if path.is_dir() else path
     try:
         if path.is_file():
-            return Dimensions.of(json.loads(path.read_text(encoding="utf-8")))
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("it holds no JSON object")
+            return found
         from transformers import AutoConfig
 
-        return Dimensions.of(AutoConfig.from_pretrained(model))
+        return AutoConfig.from_pretrained(model, revision=revision)
     except (OSError, ValueError, TypeError) as error:
-        raise TraceForgeError(
-            f"Cannot plan for {model}: its config.json cannot be read ({str(error).splitlines()[0]}). "
-            "Give a folder that holds one, or a hub id that can be reached."
-        ) from None
+        raise _unreadable(model, error) from None
+
+
+def _unreadable(model: str, error: Exception) -> TraceForgeError:
+    return TraceForgeError(
+        f"Cannot plan for {model}: its config.json cannot be read ({str(error).splitlines()[0]}). "
+        "Give a folder that holds one, or a hub id that can be reached."
+    )
 
 
 def setup_of(config: RunConfig, kind: str, gpu_gib: float, host_gib: float | None, device_name: str = "H200") -> Setup:
@@ -92,16 +110,20 @@ def setup_of(config: RunConfig, kind: str, gpu_gib: float, host_gib: float | Non
     )
 
 
-def choose_strategy(dims: Dimensions, setup: Setup, prompt: int, completion: int, gpus: int) -> tuple[Kind, str]:
+def choose_strategy(
+    dims: Dimensions, setup: Setup, prompt: int, completion: int, gpus: int, unshared: str | None = None
+) -> tuple[Kind, str]:
     """The faster strategy for pairs of this length on so many GPUs, and why, in one sentence.
 
-    Two GPUs do a pair in the time of a branch, or two pairs in the time of a shared-prefix pass. Raises TraceForgeError
-    where neither fits, naming what would.
+    Two GPUs do a pair in the time of a branch, or two pairs in the time of a shared-prefix pass. unshared: why this
+    model cannot share a prefix (`why_no_shared_prefix`). Raises TraceForgeError where neither fits, naming what would.
     """
     branch = estimate_work(dims, Work("branch_parallel", prompt, completion), setup)
     pair = estimate_work(dims, Work("shared_prefix", prompt, completion), setup)
-    if not pair.fits(setup) and not branch.fits(setup):
+    if not branch.fits(setup) and (unshared or not pair.fits(setup)):
         raise TraceForgeError(refusal(dims, setup, branch))
+    if unshared:
+        return "branch_parallel", unshared.rstrip(".")
     if gpus < 2:
         return "shared_prefix", "one GPU does both branches"
     if not pair.fits(setup):
@@ -122,25 +144,44 @@ def _cost(dims: Dimensions, estimate: Estimate, setup: Setup) -> float:
 def refusal(dims: Dimensions, setup: Setup, estimate: Estimate) -> str:
     """Why an estimate does not fit, and which setting would make it fit."""
     work = estimate.work
-    ways = []
-    if setup.weight_bytes > 1 and estimate_work(dims, work, replace(setup, weight_bytes=NF4_BYTES)).fits(setup):
-        ways.append("model.quantization=nf4")
-    if estimate_work(dims, work, replace(setup, groups=None, tile=None)).fits(setup):
-        ways.append("long_context.head_groups=null long_context.tile=null (chosen by the free memory)")
-    if work.kind == "sft":
-        longest = _longest(dims, setup, lambda tokens: Work("sft", 0, tokens))
-    else:
-        longest = longest_prompt(dims, setup, work.kind, work.completion)
-    if longest is not None:
-        section = "sft" if work.kind == "sft" else "preference"
-        total = longest.work.prompt + longest.work.completion
-        ways.append(f"datasets.{section}.max_length={total} (the longest that fits)")
+    packed = replace(setup, weight_bytes=NF4_BYTES)
+    one_by_one = {
+        "model.quantization=nf4": packed,
+        "long_context.head_groups=null long_context.tile=null (chosen by the free memory)": replace(
+            setup, groups=None, tile=None
+        ),
+        "long_context.recompute=attention": replace(setup, recompute="attention"),
+        "long_context.inputs_on_device=0": replace(setup, inputs_on_device=0),
+        "long_context.logprob_chunk=256": replace(setup, chunk=min(256, setup.chunk)),
+    }
+    ways = [name for name, other in one_by_one.items() if estimate_work(dims, work, other).fits(setup)]
+    if setup.host_gib is not None and estimate.host > setup.host_gib * GIB:
+        for layers in range(setup.inputs_on_device + 1, dims.layers + 1):
+            if estimate_work(dims, work, replace(setup, inputs_on_device=layers)).fits(setup):
+                ways.append(f"long_context.inputs_on_device={layers}")
+                break
+    if (length := _longest_length(dims, setup, work)) is not None:
+        ways.append(f"{length} (the longest that fits)")
+    elif not ways and (length := _longest_length(dims, packed, work)) is not None:
+        ways.append(f"model.quantization=nf4 {length} (the longest that fits so)")
     host = "" if setup.host_gib is None else f" and {setup.host_gib:.3g} GiB of host memory"
     return (
         f"{work.prompt:,} + {work.completion:,} tokens as {work.kind} need {estimate.peak / GIB:.1f} GiB of GPU memory "
         f"and {estimate.host / GIB:.1f} GiB of host memory; there are {setup.gpu_gib:.3g} GiB{host}. "
         + (f"Set {' or '.join(ways)}." if ways else "No setting makes this model fit.")
     )
+
+
+def _longest_length(dims: Dimensions, setup: Setup, work: Work) -> str | None:
+    """The setting of the datasets stage for the longest work of this kind that fits; None where none does."""
+    if work.kind == "sft":
+        longest = _longest(dims, setup, lambda tokens: Work("sft", 0, tokens))
+    else:
+        longest = longest_prompt(dims, setup, work.kind, work.completion)
+    if longest is None:
+        return None
+    section = "sft" if work.kind == "sft" else "preference"
+    return f"datasets.{section}.max_length={longest.work.prompt + longest.work.completion}"
 
 
 def plan(
@@ -154,19 +195,29 @@ def plan(
     gpus: int,
     device_name: str = "H200",
 ) -> tuple[dict[str, Any], str]:
-    """What `traceforge plan` shows: figures, and the same as text. Raises TraceForgeError for an unreadable model."""
-    dims = read_dimensions(model)
-    kinds: tuple[Kind, ...] = ("branch_parallel", "shared_prefix", "sft")
+    """What `traceforge plan` shows: figures, and the same as text. Raises TraceForgeError for a model that cannot be
+    read, or that tiled layers, whose costs these are, do not know."""
+    dims, about = read_dimensions(model), read_config(model)
+    if reason := why_not_tiled(about):
+        raise TraceForgeError(f"Cannot plan for {model}. {reason}")
+    unshared = why_no_shared_prefix(about)
+    pairs: tuple[Kind, ...] = ("branch_parallel",) if unshared else ("branch_parallel", "shared_prefix")
+    if apart := why_no_branches(about):
+        pairs = ()
+    kinds: tuple[Kind, ...] = (*pairs, "sft")
     setups = {kind: setup_of(config, kind, gpu_gib, host_gib, device_name) for kind in kinds}
     estimates = [estimate_work(dims, Work(kind, prompt, completion), setups[kind]) for kind in kinds]
-    setup = setups["branch_parallel"]  # and that of a shared prefix
-    longest = {kind: longest_prompt(dims, setup, kind, completion) for kind in kinds[:2]}
+    setup = setups[kinds[0]]  # that of every strategy
+    longest = {kind: longest_prompt(dims, setup, kind, completion) for kind in pairs}
+    strategy: Kind | None
     try:
-        strategy, why = choose_strategy(dims, setup, prompt, completion, gpus)
+        if apart:
+            raise TraceForgeError(f"No strategy: {apart}")
+        strategy, why = choose_strategy(dims, setup, prompt, completion, gpus, unshared)
         advice = f"Strategy on {gpus} GPU{'s' if gpus > 1 else ''}: {strategy} ({why})."
     except TraceForgeError as error:
         strategy, advice = None, str(error)
-    weights = "NF4" if config.model.quantization == "nf4" else config.model.dtype
+    weights = "NF4" if config.model.quantization == "nf4" or dims.packed else config.model.dtype
     times = f"; seconds as on one {device_name}" if setup.rates is not None else ""
     head = f"{model}: weights in {weights}, computed in {config.model.dtype}, LoRA r={config.model.lora.r}{times}."
     lines = [head, "", table(estimates, setup), "", advice]
@@ -213,7 +264,7 @@ def table(estimates: Sequence[Estimate], setup: Setup) -> str:
 def plot(dims: Dimensions, setup: Setup, completion: int, path: Path, measured: Sequence[dict[str, Any]] = ()) -> None:
     """Length against peak GPU memory by strategy, the caps of common cards, and measured points where given.
 
-    measured: {"kind", "prompt", "gib"} each. Writes a PNG.
+    measured: {"kind", "prompt", "gib"} each. Writes a PNG. Raises TraceForgeError where it cannot.
     """
     import matplotlib
 
@@ -240,5 +291,11 @@ def plot(dims: Dimensions, setup: Setup, completion: int, path: Path, measured: 
     axes.minorticks_off()
     axes.legend(loc="lower right", fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    try:
+        figure.savefig(written(path), dpi=150)
+    except (OSError, ValueError) as error:  # ValueError: no format has that ending
+        raise TraceForgeError(
+            f"Cannot write the plot to {path}: {error}. Name a .png file in a folder that is there."
+        ) from None
+    finally:
+        pyplot.close(figure)

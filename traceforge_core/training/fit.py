@@ -5,47 +5,65 @@ Both by the planner's estimate (`traceforge_core.longcontext.planner`), from fil
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from traceforge_core.config import RunConfig
-from traceforge_core.doctor.machine import read_gpus, usable_gpus
+from traceforge_core.doctor.machine import read_gpus, usable_gpus, usable_memory
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.longcontext.estimate import GIB, Kind, Work, estimate_work
+from traceforge_core.longcontext.families import why_no_branches, why_no_shared_prefix, why_not_tiled
 from traceforge_core.longcontext.memory import Dimensions
-from traceforge_core.longcontext.planner import choose_strategy, read_dimensions, refusal, setup_of
-from traceforge_core.training.job import Job
+from traceforge_core.longcontext.planner import choose_strategy, read_config, read_dimensions, refusal, setup_of
+from traceforge_core.training.job import STRATEGIES, Job
 
 logger = logging.getLogger(__name__)
 
 
 def require_fit(job: Job) -> None:
-    """Raise TraceForgeError, naming what would help, where tiled layers cannot hold the job's longest sample.
+    """Raise TraceForgeError, naming what would help, where the job's strategy or tiled layers cannot compute its model,
+    or cannot hold its longest sample in GPU or host memory.
 
-    Says nothing about what is not computed in tiles, about a CPU, or about a model whose dimensions cannot be read.
+    Says nothing of memory about what is not computed in tiles, about a CPU, or about a model that cannot be read.
     """
-    if job.device != "cuda" or job.kind not in ("sft", "branch_parallel", "shared_prefix"):
+    if job.kind not in ("sft", *STRATEGIES):
+        return
+    about, dims = config_of(job.model_dir), dimensions(job.model_dir)
+    if about is not None and (reason := _unsuited(job, about)):
+        raise TraceForgeError(reason)
+    gpus = usable_gpus(read_gpus()[0]) if job.device == "cuda" else []
+    if dims is None or not gpus:
         return
     work = longest_work(job)
-    dims = dimensions(job.model_dir)
-    gpus = usable_gpus(read_gpus()[0])
-    if not is_tiled(job, work) or dims is None or not gpus:
+    if work is None or not is_tiled(job, work) or why_not_tiled(about):
         return
     smallest = min(gpus, key=lambda gpu: gpu.memory_total_mib)
-    setup = setup_of(job.config, job.kind, smallest.memory_total_mib / 1024, None, smallest.name)
+    host_gib = usable_memory() / GIB / math.ceil(job.workers / job.hosts)
+    setup = setup_of(job.config, job.kind, smallest.memory_total_mib / 1024, host_gib, smallest.name)
     setup = replace(setup, transport="nccl" if job.transport == "nccl" else "gloo")
     estimate = estimate_work(dims, work, setup)
     logger.info(
-        "The longest sample (%d + %d tokens) is planned to take %.1f GiB of GPU and %.1f GiB of host memory.",
-        work.prompt, work.completion, estimate.peak / GIB, estimate.host / GIB,
+        "The longest sample of %s (%d + %d tokens) is planned to take %.1f GiB of GPU and %.1f GiB of host memory.",
+        job.kind, work.prompt, work.completion, estimate.peak / GIB, estimate.host / GIB,
     )  # fmt: skip
     if not estimate.fits(setup):
         raise TraceForgeError(refusal(dims, setup, estimate))
+
+
+def _unsuited(job: Job, about: Any) -> str | None:
+    if job.kind == "shared_prefix":
+        return why_no_shared_prefix(about)
+    if job.kind == "branch_parallel" and (reason := why_no_branches(about)):
+        return reason
+    return why_not_tiled(about) if job.section.long_context == "on" else None
 
 
 def is_tiled(job: Job, work: Work) -> bool:
@@ -57,18 +75,19 @@ def is_tiled(job: Job, work: Work) -> bool:
     return long_context == "on" or (long_context == "auto" and enough)
 
 
-def longest_work(job: Job) -> Work:
-    """The job's longest sample, branch or pair."""
+def longest_work(job: Job) -> Work | None:
+    """The job's longest sample, branch or pair; None where its file has none."""
     if job.kind == "sft":
         ids = pq.read_table(job.data, columns=["input_ids"]).column("input_ids")
-        return Work("sft", 0, pc.max(pc.list_value_length(ids)).as_py())
+        longest = pc.max(pc.list_value_length(ids)).as_py()
+        return None if longest is None else Work("sft", 0, longest)
     columns = ["prompt_ids", "chosen_ids", "rejected_ids"]
     table = pq.read_table(job.data, columns=columns)
     lengths = [pc.list_value_length(table.column(name)).to_pylist() for name in columns]
     rows = ((prompt, max(chosen, rejected)) for prompt, chosen, rejected in zip(*lengths, strict=True))
-    prompt, completion = max(rows, key=sum)
+    prompt, completion = max(rows, key=sum, default=(0, 0))
     kind: Kind = "shared_prefix" if job.kind == "shared_prefix" else "branch_parallel"
-    return Work(kind, prompt, completion)
+    return Work(kind, prompt, completion) if completion else None
 
 
 def resolve_strategy(config: RunConfig) -> str:
@@ -79,28 +98,42 @@ def resolve_strategy(config: RunConfig) -> str:
     if config.preference.strategy != "auto":
         return config.preference.strategy
     gpus = usable_gpus(read_gpus()[0]) if config.model.device != "cpu" else []
+    about = dims = None
     try:
-        dims = read_dimensions(config.model.name) if gpus else None
+        if gpus:
+            about, dims = read_config(config.model.name), read_dimensions(config.model.name)
     except TraceForgeError as error:
         logger.info("%s", error)
-        dims = None
     if dims is None:
         chosen, why = "branch_parallel", "there is nothing to plan with: no GPU, or no config of the model"
+    elif reason := why_not_tiled(about):  # what it costs is not known
+        chosen, why = "branch_parallel", reason.rstrip(".")
     else:
         gib = min(gpu.memory_total_mib for gpu in gpus) / 1024
         setup = setup_of(config, "branch_parallel", gib, None, gpus[0].name)
         completion = max(1, config.datasets.preference.max_length // 20)
         prompt = config.datasets.preference.max_length - completion
-        chosen, why = choose_strategy(dims, setup, prompt, completion, len(gpus))
+        unshared = why_no_shared_prefix(about)
+        chosen, why = choose_strategy(dims, setup, prompt, completion, len(gpus), unshared)
     logger.info("Strategy: %s (%s).", chosen, why)
     return chosen
 
 
 def dimensions(model_dir: Path) -> Dimensions | None:
     """Dimensions of a finished model stage's model; None where its config cannot be read."""
+    with contextlib.suppress(TraceForgeError):
+        return read_dimensions(*_weights_of(model_dir))
+    return None
+
+
+def config_of(model_dir: Path) -> Any:
+    """The configuration of a finished model stage's model (see `read_config`); None where it cannot be read."""
+    with contextlib.suppress(TraceForgeError):
+        return read_config(*_weights_of(model_dir))
+    return None
+
+
+def _weights_of(model_dir: Path) -> tuple[str, str | None]:
     facts = json.loads((model_dir / "model.json").read_text(encoding="utf-8"))
     beside = model_dir / facts["weights"]
-    try:
-        return read_dimensions(str(beside) if beside.is_dir() else facts["weights"])
-    except TraceForgeError:
-        return None
+    return (str(beside), None) if beside.is_dir() else (facts["weights"], facts.get("revision"))

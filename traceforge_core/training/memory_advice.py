@@ -46,6 +46,8 @@ def _planned(job: Job) -> tuple[Work, dict[str, float], Dimensions]:
     if dims is None or job.kind not in TRAINING:
         raise ValueError("nothing to plan")
     work = longest_work(job)
+    if work is None:
+        raise ValueError("nothing to plan")
     if job.cut_to is not None and work.tokens > job.cut_to:
         completion = min(work.completion, job.cut_to)
         work = replace(work, prompt=job.cut_to - completion, completion=completion)

@@ -149,6 +149,19 @@ def require_machine(names: Sequence[str], config: RunConfig) -> None:
             seats(job, share_gpu=config.preference.share_gpu)
 
 
+def require_trainings(names: Sequence[str], config: RunConfig, model_dir: Path, datasets: Path) -> None:
+    """`require_fit` for every training among these stages: what the last of them cannot do is told before the first
+    takes its hours. Raises TraceForgeError."""
+    kinds: list[Kind] = [kind for kind in ("sft", *STRATEGIES) if kind in names]
+    device = resolve_device(config.model) if kinds else "cpu"
+    for kind in kinds:
+        data = datasets / ("sft" if kind == "sft" else "preference") / "train.parquet"
+        branches, replicas = (1, 1) if kind == "sft" else _mesh(kind, config)
+        transport = resolve_transport(config, device, branches * replicas, config.hosts.count)
+        job = Job(kind, TRAINERS[kind], config, model_dir, data, Path(), branches=branches, replicas=replicas)
+        require_fit(replace(job, device=device, transport=transport))
+
+
 def oracle_job(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> Job:
     """The job of the oracle's stage: whole pairs, or cut ones where it could not hold them."""
     job = preference_job("oracle", config, inputs, out_dir)

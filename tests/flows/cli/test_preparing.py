@@ -11,7 +11,7 @@ from pathlib import Path
 def test_plan_says_what_a_length_costs_without_loading_anything(tmp_path: Path) -> None:
     shape = {
         "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 12_288, "vocab_size": 151_936,
+        "head_dim": 128, "intermediate_size": 12_288, "vocab_size": 151_936, "model_type": "qwen3",
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(shape))
     command = [sys.executable, "-m", "flows.cli", "plan", str(tmp_path), "--gpu-gib", "24", "--json"]
