@@ -39,3 +39,29 @@ def test_every_model_is_shown_with_pairs_and_actions_and_one_that_got_worse_is_n
 def test_what_was_not_measured_is_a_dash(tmp_path: Path) -> None:
     report = report_with(tmp_path, {"base": {"pairs": None, "actions": {"loss": 3.125, "token_accuracy": 0.4375}}})
     assert "| base | - | - | - | - | - | 3.125 | 0.4375 |" in report
+
+
+def test_a_comparison_on_cut_pairs_says_so_links_to_it_and_says_whose_held_out_figures_may_differ(
+    tmp_path: Path,
+) -> None:
+    whole = report_with(tmp_path, {"base": measured(0.0), "oracle": measured(0.25)})
+    close = "loss 0, gradients 0, final adapter 0 (relative)."
+    assert "- branch_parallel: **pass**. Equal start, data, scored tokens and learning rates at every step. " in whole
+    assert f"Largest differences in 5 steps: {close}" in whole
+    assert "([steps](../branch_parallel/metrics.jsonl)" in whole
+    assert "cut to" not in whole
+
+    cut = tmp_path / "cut"
+    stage(cut / "bp", loss=2.0)  # the whole training
+    stage(cut / "bp" / "proof", cut_to=384)
+    for name in ("evaluate", "compare"):
+        (cut / name).mkdir()
+    models = {"oracle": measured(0.25), "branch_parallel": measured(0.75)}
+    (cut / "evaluate" / "evaluation.json").write_text(json.dumps({"models": models}))
+    folders = {"oracle": stage(cut / "oracle", cut_to=384), "branch_parallel": cut / "bp", "evaluate": cut / "evaluate"}
+    assert compare(RunConfig(), folders, cut / "compare")["verdict"] == "pass"
+    report = (cut / "compare" / "report.md").read_text()
+    assert f"Largest differences in 5 steps on pairs cut to 384 tokens: {close}" in report
+    assert "([steps](../branch_parallel/proof/metrics.jsonl), [logs](../branch_parallel/proof/logs/))" in report
+    assert "([steps](../oracle/metrics.jsonl)" in report
+    assert "The oracle was trained on pairs cut to 384 tokens" in report.split("## On held-out data")[1]

@@ -95,7 +95,7 @@ def report_parts(
     ]
     for one in compared:
         parts += _verdict_parts(one)
-    parts += _evaluation_parts(evaluation)
+    parts += _evaluation_parts(evaluation, oracle.training.get("cut_to"))
     parts += [Heading("What ran"), _ran_on([oracle, *compared]), *_versions([oracle, *compared])]
     if any(one.training.get("trust_remote_code") for one in (oracle, *compared)):
         parts.append(Text("Python code that comes with the model was allowed to run (`model.trust_remote_code`)."))
@@ -103,8 +103,8 @@ def report_parts(
         Text(
             "Files of this run: "
             + ", ".join(
-                f"[{one.name}](../{one.name}/) ([steps](../{one.name}/metrics.jsonl), [logs](../{one.name}/logs/))"
-                for one in (oracle, *compared)
+                f"[{one.name}](../{one.name}/) ([steps](../{where}/metrics.jsonl), [logs](../{where}/logs/))"
+                for one, where in _where([oracle, *compared])
             )
             + ", [numbers of this report](report.json)"
         )
@@ -117,7 +117,7 @@ def report_parts(
 def _in_short(one: Compared) -> str:
     """The verdict and what is wrong first; by the float32 comparison where that found it, since no rounding hides it
     there."""
-    own = f"**{one.verdict.outcome}**. {_sentence(one.verdict.reasons[0])}"
+    own = f"**{one.verdict.outcome}**. {_sentence(one.verdict.reasons[0])}{_how_close(one)}"
     if one.exact is None:
         return f"{one.name}: {own}"
     exact = f"**{one.exact['outcome']}**."
@@ -125,6 +125,27 @@ def _in_short(one: Compared) -> str:
         return f"{one.name}: {own} In float32, on short pairs: {exact}"
     exact += f" {_sentence(one.exact['reasons'][0])}"
     return f"{one.name}: in float32, on short pairs: {exact} In the run's own precision: {own}"
+
+
+def _how_close(one: Compared) -> str:
+    """The largest differences, where nothing is wrong."""
+    if one.verdict.outcome == "fail":
+        return ""
+    parity = one.parity
+    cut_to = one.training.get("cut_to")
+    cut = f" on pairs cut to {cut_to} tokens" if cut_to is not None else ""
+    gradient = "" if parity.max_gradient is None else f", gradients {parity.max_gradient:.2g}"
+    return (
+        f" Largest differences in {len(parity.steps)} steps{cut}: loss {parity.max_loss:.2g}{gradient}, final adapter "
+        f"{parity.adapter:.2g} (relative)."
+    )
+
+
+def _where(all_of_them: Sequence[Trained]) -> list[tuple[Trained, str]]:
+    """Each, with the folder of the run that was compared: beside its whole training where pairs were cut for it."""
+    oracle = all_of_them[0]
+    cut = [one is not oracle and one.training.get("cut_to") is not None for one in all_of_them]
+    return [(one, f"{one.name}/proof" if its else one.name) for one, its in zip(all_of_them, cut, strict=True)]
 
 
 def _sentence(reason: str) -> str:
@@ -167,8 +188,9 @@ def _verdict_parts(one: Compared) -> list[Part]:
     return parts
 
 
-def _evaluation_parts(evaluation: Mapping[str, Any] | None) -> list[Part]:
-    """Held-out figures: a strategy that agrees with a broken oracle is still broken."""
+def _evaluation_parts(evaluation: Mapping[str, Any] | None, cut_to: int | None) -> list[Part]:
+    """Held-out figures: a strategy that agrees with a broken oracle is still broken. `cut_to`: what the oracle's pairs
+    were cut to."""
     models = (evaluation or {}).get("models") or {}
     if not models:
         return []
@@ -180,6 +202,13 @@ def _evaluation_parts(evaluation: Mapping[str, Any] | None) -> list[Part]:
         rows.append([name, *("-" if value is None else f"{value:.4g}" for value in values)])
     header = ["model", "accuracy", "margin", "ā chosen", "ā rejected", "length correlation", "action loss"]
     parts: list[Part] = [Heading("On held-out data"), Table([*header, "token accuracy"], rows)]
+    if cut_to is not None and "oracle" in models:
+        parts.append(
+            Text(
+                f"The oracle was trained on pairs cut to {cut_to} tokens, on which the others were compared with it; "
+                "their own training took whole pairs. So its figures here need not be theirs."
+            )
+        )
     if warnings := evaluation_warnings(models):
         parts.append(Bullets(warnings))
     return parts

@@ -176,6 +176,7 @@ def write_training(
             "transport": job.transport if job.workers > 1 else None,
             "resumed_from": checkpoint.name if checkpoint else None,
             "steps": trainer.state.global_step,
+            "cut_to": job.cut_to,
             "held_out": held_out,
             "optimizer": {
                 "name": str(getattr(arguments.optim, "value", arguments.optim)),
