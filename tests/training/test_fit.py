@@ -15,6 +15,7 @@ import pytest
 from traceforge_core.config import RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training import fit
+from traceforge_core.training.job import Kind
 from traceforge_core.training.stages import preference_job, require_trainings
 
 Configure = Callable[..., RunConfig]
@@ -39,6 +40,28 @@ def test_a_pair_that_cannot_fit_is_refused_and_one_that_can_is_not(
     fit.require_fit(job)
     with pytest.raises(TraceForgeError, match=r"as shared_prefix need .* GiB of GPU memory"):
         fit.require_fit(on_gpu)
+
+
+@pytest.mark.parametrize("kind", ["branch_parallel", "shared_prefix"])
+def test_a_batch_that_does_not_fit_where_its_samples_would_is_refused_with_the_same_step_in_single_samples(
+    kind: Kind, inputs: dict[str, Path], configure: Configure, tmp_path: Path, gpus: list[SimpleNamespace]
+) -> None:
+    """The layers lay a batch's rows end to end, so that it takes the memory of one sample as long as all of them."""
+    settings = {"preference__batch_size": 4, "preference__gradient_accumulation": 2, "preference__long_context": "on"}
+    job = replace(preference_job(kind, configure(**settings), inputs, tmp_path), device="cuda")
+    one, four = fit.longest_work(job), fit.longest_work(job, 4)
+    assert one.tokens < four.tokens <= 4 * one.tokens
+    said = []
+    for step in range(1, 600):
+        gpus[0].memory_total_mib = step / 20  # MiB
+        try:
+            fit.require_fit(job)
+            said.append("fits")
+        except TraceForgeError as error:
+            single = "Set preference.batch_size=1 preference.gradient_accumulation=8: the same step" in str(error)
+            said.append("single" if single else "refused")
+    assert said == sorted(said, key=["refused", "single", "fits"].index)
+    assert set(said) == {"refused", "single", "fits"}
 
 
 def test_auto_takes_the_shared_prefix_on_gpus_and_branches_where_nothing_can_be_planned(

@@ -49,13 +49,26 @@ def require_fit(job: Job) -> None:
     host_gib = usable_memory() / GIB / math.ceil(job.workers / job.hosts)
     setup = setup_of(job.config, job.kind, smallest.memory_total_mib / 1024, host_gib, smallest.name)
     setup = replace(setup, transport="nccl" if job.transport == "nccl" else "gloo")
-    estimate = estimate_work(dims, work, setup)
+    rows = job.section.batch_size
+    together = longest_work(job, rows) or work
+    estimate = estimate_work(dims, together, setup)
     logger.info(
-        "The longest sample of %s (%d + %d tokens) is planned to take %.1f GiB of GPU and %.1f GiB of host memory.",
-        job.kind, work.prompt, work.completion, estimate.peak / GIB, estimate.host / GIB,
+        "The longest %s of %s (%d + %d tokens): planned to take %.1f GiB of GPU and %.1f GiB of host memory.",
+        "sample" if rows == 1 else f"{rows} samples in one batch", job.kind,
+        together.prompt, together.completion, estimate.peak / GIB, estimate.host / GIB,
     )  # fmt: skip
-    if not estimate.fits(setup):
-        raise TraceForgeError(refusal(dims, setup, estimate))
+    if estimate.fits(setup):
+        return
+    alone = estimate_work(dims, work, setup)
+    if not alone.fits(setup):
+        raise TraceForgeError(refusal(dims, setup, alone))
+    section, passes = "sft" if job.kind == "sft" else "preference", job.section.gradient_accumulation * rows
+    raise TraceForgeError(
+        f"The longest {rows} samples in one batch ({together.tokens:,} tokens as {work.kind}) need "
+        f"{estimate.peak / GIB:.1f} GiB of GPU memory and {estimate.host / GIB:.1f} GiB of host memory; there are "
+        f"{setup.gpu_gib:.3g} and {host_gib:.3g} GiB. Set {section}.batch_size=1 "
+        f"{section}.gradient_accumulation={passes}: the same step, a sample at a time."
+    )
 
 
 def _unsuited(job: Job, about: Any) -> str | None:
@@ -75,17 +88,19 @@ def is_tiled(job: Job, work: Work) -> bool:
     return long_context == "on" or (long_context == "auto" and enough)
 
 
-def longest_work(job: Job) -> Work | None:
-    """The job's longest sample, branch or pair; None where its file has none."""
+def longest_work(job: Job, rows: int = 1) -> Work | None:
+    """The job's longest sample, branch or pair; or the `rows` longest in one batch, which the layers lay end to end, so
+    that they take the memory of one as long as all of them. None where its file has none."""
     if job.kind == "sft":
         ids = pq.read_table(job.data, columns=["input_ids"]).column("input_ids")
-        longest = pc.max(pc.list_value_length(ids)).as_py()
-        return None if longest is None else Work("sft", 0, longest)
+        tokens = sum(sorted(pc.list_value_length(ids).to_pylist())[-rows:])
+        return Work("sft", 0, tokens) if tokens else None
     columns = ["prompt_ids", "chosen_ids", "rejected_ids"]
     table = pq.read_table(job.data, columns=columns)
     lengths = [pc.list_value_length(table.column(name)).to_pylist() for name in columns]
-    rows = ((prompt, max(chosen, rejected)) for prompt, chosen, rejected in zip(*lengths, strict=True))
-    prompt, completion = max(rows, key=sum, default=(0, 0))
+    pairs = [(prompt, max(chosen, rejected)) for prompt, chosen, rejected in zip(*lengths, strict=True)]
+    longest = sorted(pairs, key=sum)[-rows:]
+    prompt, completion = sum(pair[0] for pair in longest), sum(pair[1] for pair in longest)
     kind: Kind = "shared_prefix" if job.kind == "shared_prefix" else "branch_parallel"
     return Work(kind, prompt, completion) if completion else None
 

@@ -53,7 +53,8 @@ def _planned(job: Job) -> tuple[Work, dict[str, float], Dimensions]:
         work = replace(work, prompt=job.cut_to - completion, completion=completion)
     setup = setup_of(job.config, job.kind, gpu_gib=math.inf, host_gib=None)
     if is_tiled(job, work):
-        return work, estimate_work(dims, work, setup).parts, dims
+        together = work if job.cut_to is not None else longest_work(job, job.section.batch_size) or work
+        return work, estimate_work(dims, together, setup).parts, dims
     branches = 2 if job.kind == "oracle" else 1
     many = branches * job.section.batch_size
     logits = {"sft": 0, "oracle": work.tokens}.get(job.kind, work.completion) * many
