@@ -19,7 +19,7 @@ def measured(margin: float) -> dict[str, Any]:
 def report_with(tmp_path: Path, models: dict[str, Any]) -> str:
     folders = {"oracle": stage(tmp_path / "oracle"), "branch_parallel": stage(tmp_path / "bp")}
     for name in ("evaluate", "compare"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(parents=True)
     (tmp_path / "evaluate" / "evaluation.json").write_text(json.dumps({"models": models}))
     figures = compare(RunConfig(), folders | {"evaluate": tmp_path / "evaluate"}, tmp_path / "compare")
     assert figures["verdict"] == "pass"
@@ -34,6 +34,16 @@ def test_every_model_is_shown_with_pairs_and_actions_and_one_that_got_worse_is_n
     assert [name for name in models if f"\n| {name} |" in held_out] == list(models)
     assert "oracle has a smaller margin on held-out pairs (0.25) than sft, from which it started (0.5)" in held_out
     assert "branch_parallel has a smaller margin" not in held_out
+
+
+def test_equal_weights_that_score_held_out_pairs_otherwise_were_saved_with_another_configuration(
+    tmp_path: Path,
+) -> None:
+    models = {"oracle": measured(0.25), "branch_parallel": measured(0.25)}
+    assert "beside the weights" not in report_with(tmp_path / "same", models)
+    models["branch_parallel"]["pairs"]["score_chosen"] = -1.2
+    said = "branch_parallel has weights that agree with the oracle's and another score chosen on held-out pairs (-1.2, "
+    assert said in report_with(tmp_path / "other", models)
 
 
 def test_what_was_not_measured_is_a_dash(tmp_path: Path) -> None:

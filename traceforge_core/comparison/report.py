@@ -18,6 +18,8 @@ from traceforge_core.runs import write_json
 from traceforge_core.training.records import StepRecord
 
 MOST_STEPS = 40
+# Adapters that agree to 1e-5 in float32 score held-out pairs alike to within this, relative.
+SAME_SCORE = 1e-3
 TESTS = (
     "A test is the difference in units of its float32 limit, or of 1.5 times the oracle's own noise; of a distance "
     "(gradient direction, adapter), how many spreads of the noise it lies above that: negative where it is closer."
@@ -95,7 +97,7 @@ def report_parts(
     ]
     for one in compared:
         parts += _verdict_parts(one)
-    parts += _evaluation_parts(evaluation, oracle.training.get("cut_to"))
+    parts += _evaluation_parts(evaluation, oracle, compared)
     parts += [Heading("What ran"), _ran_on([oracle, *compared]), *_versions([oracle, *compared])]
     if any(one.training.get("trust_remote_code") for one in (oracle, *compared)):
         parts.append(Text("Python code that comes with the model was allowed to run (`model.trust_remote_code`)."))
@@ -188,9 +190,10 @@ def _verdict_parts(one: Compared) -> list[Part]:
     return parts
 
 
-def _evaluation_parts(evaluation: Mapping[str, Any] | None, cut_to: int | None) -> list[Part]:
-    """Held-out figures: a strategy that agrees with a broken oracle is still broken. `cut_to`: what the oracle's pairs
-    were cut to."""
+def _evaluation_parts(
+    evaluation: Mapping[str, Any] | None, oracle: Trained, compared: Sequence[Compared]
+) -> list[Part]:
+    """Held-out figures: a strategy that agrees with a broken oracle is still broken."""
     models = (evaluation or {}).get("models") or {}
     if not models:
         return []
@@ -202,14 +205,18 @@ def _evaluation_parts(evaluation: Mapping[str, Any] | None, cut_to: int | None) 
         rows.append([name, *("-" if value is None else f"{value:.4g}" for value in values)])
     header = ["model", "accuracy", "margin", "ā chosen", "ā rejected", "length correlation", "action loss"]
     parts: list[Part] = [Heading("On held-out data"), Table([*header, "token accuracy"], rows)]
-    if cut_to is not None and "oracle" in models:
+    cut_to = oracle.training.get("cut_to")
+    warnings = evaluation_warnings(models)
+    if cut_to is None and oracle.training["dtype"] == "float32":
+        warnings += _saved_otherwise(models, [one.name for one in compared if one.verdict.outcome == "pass"])
+    elif cut_to is not None and "oracle" in models:
         parts.append(
             Text(
                 f"The oracle was trained on pairs cut to {cut_to} tokens, on which the others were compared with it; "
                 "their own training took whole pairs. So its figures here need not be theirs."
             )
         )
-    if warnings := evaluation_warnings(models):
+    if warnings:
         parts.append(Bullets(warnings))
     return parts
 
@@ -226,6 +233,24 @@ def evaluation_warnings(models: Mapping[str, Any]) -> list[str]:
                 f"{name} has a smaller margin on held-out pairs ({after['margin']:.4g}) than {start}, from which it "
                 f"started ({before['margin']:.4g}): agreeing with the oracle does not make it better."
             )
+    return told
+
+
+def _saved_otherwise(models: Mapping[str, Any], agreeing: Sequence[str]) -> list[str]:
+    """Strategies whose weights are the oracle's, and whose scores on held-out pairs are not."""
+    told = []
+    theirs = (models.get("oracle") or {}).get("pairs") or {}
+    for name in agreeing:
+        own = (models.get(name) or {}).get("pairs") or {}
+        for figure in ("score_chosen", "score_rejected") if own and theirs else ():
+            if abs(own[figure] - theirs[figure]) > SAME_SCORE * max(1.0, abs(theirs[figure])):
+                what = figure.replace("_", " ")
+                told.append(
+                    f"{name} has weights that agree with the oracle's and another {what} on held-out pairs "
+                    f"({own[figure]:.4g}, the oracle {theirs[figure]:.4g}): compare what lies beside the weights, "
+                    "`adapter/adapter_config.json`."
+                )
+                break
     return told
 
 
