@@ -16,6 +16,7 @@ import pytest
 
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.runs import Inputs, Run, check_runs_dir, list_runs, not_written, run_stage, write_json
+from traceforge_core.runs.files import disk_is_full
 
 
 def new_run(folder: Path, run_id: str | None = None) -> Run:
@@ -359,6 +360,17 @@ def test_only_a_full_disk_is_told_to_need_space(number: int) -> None:
     assert str(not_written(error, "write X", "Name another.")).startswith("The disk is full: cannot write X. Free some")
     denied = OSError(errno.EACCES, "Permission denied")
     assert str(not_written(denied, "write X", "Name another.")) == "Cannot write X: Permission denied. Name another."
+
+
+@pytest.mark.parametrize("fits", [0, 1 << 20], ids=["not a byte", "the beginning"])
+def test_a_checkpoint_of_torch_that_did_not_fit_is_told_as_a_full_disk(fits: int, full_disk: Path) -> None:
+    import torch
+
+    with (full_disk / "fill").open("r+b") as file:
+        file.truncate((full_disk / "fill").stat().st_size - fits)
+    with pytest.raises(RuntimeError) as error:
+        torch.save(torch.zeros(1 << 20), full_disk / "optimizer.pt")
+    assert disk_is_full(error.value), "its words are not those of the system"
 
 
 def test_a_folder_of_runs_that_cannot_be_read_is_told_and_a_run_that_cannot_harms_no_other(

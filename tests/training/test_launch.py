@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,6 +63,21 @@ def test_workers_started_by_torchrun_train_the_same(
     root = Path(__file__).parents[2]
     subprocess.run([*torchrun, "4", *worker], check=True, cwd=root, timeout=120)
     assert hash_adapter(job.out_dir / "adapter") == hash_adapter(tmp_path / "launched" / "adapter")
+
+    other = configure(preference__replicas=2, preference__learning_rate=0.5, model__lora__r=4)
+    dataclasses.replace(job, config=other, adapter=None, out_dir=tmp_path / "other").write(tmp_path / "other.json")
+    (tmp_path / "other").mkdir()
+    chosen = "import os, sys; sys.argv[1] += ['job', 'job', 'other', 'job'][int(os.environ['RANK'])] + '.json'"
+    (tmp_path / "apart.py").write_text(
+        f"{chosen}\nfrom traceforge_core.training.worker import main\nmain(sys.argv[1])\n"
+    )
+    apart = subprocess.run(
+        [*torchrun, "4", str(tmp_path / "apart.py"), f"{tmp_path}/"],
+        cwd=root, timeout=120, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert apart.returncode != 0 and not (tmp_path / "other" / "metrics.jsonl").exists()
+    for what in ("adapter's shape", "config"):
+        assert f"{what}: differs from rank 0 on worker 2 of 4 (chosen, replica 1)" in apart.stdout + apart.stderr
 
     wrong = subprocess.run([*torchrun, "2", *worker], cwd=root, timeout=120, capture_output=True, text=True)
     assert wrong.returncode != 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from traceforge_core.comparison.parity import Parity, measure
 from traceforge_core.config import RunConfig, load_config
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.training import stages
+from traceforge_core.training.pair_trainer import TRACKED
 from traceforge_core.training.records import read_records
 
 Configure = Callable[..., RunConfig]
@@ -118,10 +121,20 @@ def test_branch_parallel_agrees_with_the_oracle(
 def test_two_replicas_equal_one_with_twice_the_accumulation(
     pairs: int, inputs: dict[str, Path], configure: Configure, tmp_path: Path, make_datasets: Callable[[int], Path]
 ) -> None:
-    config = configure(preference__replicas=2, preference__epochs=2, preference__max_steps=None)
+    config = configure(
+        preference__replicas=2,
+        preference__epochs=2,
+        preference__max_steps=None,
+        preference__cpo_alpha=0.3,
+        preference__report_to=["tensorboard"],
+    )
     figures = assert_agree(config, inputs | {"datasets": make_datasets(pairs)}, tmp_path)
     assert figures["workers"] == 4
     assert figures["steps"] == 2 * -(-pairs // 4)
+    tracked = [tensorboard_scalars(tmp_path / name) for name in ("oracle", "branch_parallel")]
+    for name in ("loss", "grad_norm", "learning_rate", *TRACKED):
+        theirs, ours = ({event.step: event.value for event in each[f"train/{name}"]} for each in tracked)
+        assert len(ours) == figures["steps"] and ours == pytest.approx(theirs, rel=1e-4, abs=1e-5), name
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +209,36 @@ def test_two_gpus_asked_for_and_one_there_is_said_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_optimizer_that_cannot_run_here_is_said_before_anything_starts(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(preference__optimizer="adamw_8bit")
+    with pytest.raises(TraceForgeError, match=r"preference\.optimizer adamw_8bit needs a CUDA GPU.*adamw_torch"):
+        stages.run_job(stages.preference_job("branch_parallel", config, inputs, tmp_path / "out"))
+    stages.require_machine(["sft"], config)
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else there(name))
+    monkeypatch.setattr("traceforge_core.training.stages.visible_gpus", lambda: ["0"])
+    with pytest.raises(TraceForgeError, match=r"adamw_8bit needs bitsandbytes, which is not installed"):
+        stages.require_machine(["oracle"], configure(preference__optimizer="adamw_8bit", model__device="cuda"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_batch_that_is_evaluated_is_a_sign_of_life(
+    inputs: dict[str, Path], configure: Configure, tmp_path: Path
+) -> None:
+    from traceforge_core.training.mesh import Mesh
+    from traceforge_core.training.pair_trainer import PairTrainer
+    from traceforge_core.training.preference import train
+
+    config = configure(preference__evaluate=True, preference__max_steps=1)
+    job = stages.preference_job("oracle", config, inputs, tmp_path / "out")
+    job.out_dir.mkdir()
+    beats: list[str] = []
+    train(job, Mesh(), PairTrainer, beats.append)
+    assert beats.count("evaluating") >= 2 * 4  # held-out pairs, before and after
+
+
 def test_cuda_without_a_gpu_says_what_to_do(
     inputs: dict[str, Path], configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +278,16 @@ def assert_within_float32(parity: Parity) -> None:
     assert parity.max_score <= 2e-6
     assert parity.max_gradient is not None and parity.max_gradient <= 1e-5
     assert parity.adapter <= 1e-5
+
+
+def tensorboard_scalars(folder: Path) -> dict[str, list[Any]]:
+    """Every scalar that a training outside a run told TensorBoard, by name."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    [file] = folder.rglob("events.out.*")
+    events = EventAccumulator(str(file.parent))
+    events.Reload()
+    return {name: events.Scalars(name) for name in events.Tags()["scalars"]}
 
 
 def _folder(path: Path) -> Path:

@@ -68,11 +68,20 @@ def share_files(folder: Path) -> None:
             path.chmod(path.stat().st_mode & 0o111 | 0o666 & ~umask)
 
 
+FULL_DISK_WORDS = (
+    "No space left on device",
+    "StorageFull",
+    "Disk quota exceeded",
+    "iostream error",  # torch.save's own words, where not all of a file could be written
+    "unexpected pos",
+)
+
+
 def disk_is_full(error: BaseException) -> bool:
     """Whether an error says that the disk is full. safetensors and torch have errors of their own for that."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    return any(sign in str(error) for sign in ("No space left on device", "StorageFull", "Disk quota exceeded"))
+    return any(sign in str(error) for sign in FULL_DISK_WORDS)
 
 
 def full_disk(what: str, then: str = "and run it again; finished stages are kept") -> TraceForgeError:

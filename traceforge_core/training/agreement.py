@@ -43,18 +43,33 @@ def checksum(named: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def fingerprints(trainer: Any, job: Job) -> dict[str, str]:
-    """What must be equal on all workers, by the name that a person knows it by."""
+    """What must be equal on all workers, the adapter's values left out, by the name that a person knows it by."""
     named = list(trainer.model.named_parameters())
     sampler = trainer._get_train_sampler()
     order = repr((type(sampler).__name__, len(trainer.train_dataset), trainer.args.data_seed)).encode()
     settings = job.config.model_dump(mode="json")
     return {
         "base weights": checksum((name, tensor) for name, tensor in named if not tensor.requires_grad),
-        "adapter": checksum((name, tensor) for name, tensor in named if tensor.requires_grad),
+        "adapter's shape": repr([(name, tuple(t.shape), t.dtype) for name, t in named if t.requires_grad]),
         "tokenizer": tokenizer_hash(trainer.processing_class),
         "data order": hashlib.sha256(order + trainer.train_dataset.fingerprint().encode()).hexdigest(),
         "config": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
     }
+
+
+def agree_on_start(mesh: Mesh, trainer: Any, job: Job) -> dict[str, str]:
+    """Give every worker the adapter of rank 0, and compare what must be equal then. Returns the checksums.
+
+    Shapes and settings are compared first: adapters of different shapes cannot be sent, and gloo's error would not say
+    why. Raises TraceForgeError, on every worker, naming what differs and on which workers.
+    """
+    start = fingerprints(trainer, job)
+    require_agreement(mesh, start, job)
+    del start["adapter's shape"]
+    mesh.broadcast(trainer.trained_parameters())
+    start["adapter"] = checksum((name, t) for name, t in trainer.model.named_parameters() if t.requires_grad)
+    require_agreement(mesh, start, job)
+    return start
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

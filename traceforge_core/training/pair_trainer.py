@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 else:
     CPOTrainer = original("trl.experimental.cpo.cpo_trainer", "CPOTrainer")
 
+TRACKED = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen",
+           "logps/rejected", "nll_loss")  # fmt: skip
+"""What TRL tells the trackers of every step beside loss, gradient norm and rate."""
+
 
 class PairTrainer(Recorded, CPOTrainer):
     """The oracle: TRL's CPOTrainer, made to record. Subclasses override `concatenated_forward` and nothing else.
@@ -108,6 +112,7 @@ class PairTrainer(Recorded, CPOTrainer):
             tally.scored_tokens,
             data_hash(tally.ids),
             float(self.sees_stop_file()),
+            *self._tracked_sums(),
         ]
         rows = mesh.gather(own)
         mesh.score_seconds = mesh.gradient_seconds = 0.0
@@ -120,6 +125,8 @@ class PairTrainer(Recorded, CPOTrainer):
         tally.loss, pairs, tally.score_chosen, tally.score_rejected, tally.correct = (sum(columns[i]) for i in range(5))
         tally.pairs = int(pairs)
         tally.scored_tokens = int(sum(columns[11]))
+        if mesh.replicas > 1:
+            self._track_means([sum(column) for column in columns[14:]])
         self._stop_asked = any(columns[13])  # all stop after the same step, whoever saw the file first
         seen = columns[12] if len(set(columns[12])) > 1 else columns[12][:1]
         tally.data = "+".join(f"{int(value):012x}" for value in seen)
@@ -134,6 +141,16 @@ class PairTrainer(Recorded, CPOTrainer):
         tally.peak_memory_mib = max(columns[7])
         self.save_gradients()
         return lacking
+
+    def _tracked_sums(self) -> list[float]:
+        """How many micro-batches of this step this worker has figures of for the trackers, and the sum of each."""
+        stored = self._stored_metrics["train"]
+        return [float(len(stored[TRACKED[0]])), *(sum(stored[name]) for name in TRACKED)]
+
+    def _track_means(self, sums: list[float]) -> None:
+        """Have TRL report the mean over the micro-batches of all replicas, not over those that rank 0 computed."""
+        for name, value in zip(TRACKED, sums[1:], strict=True):
+            self._stored_metrics["train"][name] = [value / sums[0]]
 
     def trace(self) -> float:
         """One number that moves when any trained weight moves: their sum, weighted 1, 2, 3, 1, 2, 3, ..."""

@@ -30,7 +30,7 @@ class PairDataset(torch.utils.data.Dataset[dict[str, Any]]):
     not count, such as an observation in the middle), each a list of int; and `prompt_input_ids`,
     `prompt_attention_mask`. With `cut_to`, no branch is longer: completions lose their end beyond half of it, prompts
     their beginning, the same in both branches; for comparing computations, not for learning. Raises
-    TraceForgeError where the file is empty or a branch has no token that counts.
+    TraceForgeError where the file is empty or a branch has no token that counts (left, where it is cut).
     """
 
     def __init__(self, path: Path, cut_to: int | None = None) -> None:
@@ -45,13 +45,17 @@ class PairDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 "case, another miner or a greater datasets.preference.max_length may give some."
             )
         for index in range(self._table.num_rows):
+            row = self._row(index)
             for branch in ("chosen", "rejected"):
-                counted = sum(self._table.column(f"{branch}_mask")[index].as_py())
-                if counted == 0:  # its score would be 0/0, and every weight NaN after one step
-                    pair = self._table.column("pair_id")[index].as_py()
+                mask = row[f"{branch}_mask"]
+                # A first token with nothing before it is predicted by none. Of no token, the score would be 0/0, and
+                # every weight NaN after one step.
+                if not any(mask if row["prompt_ids"] else mask[1:]):
+                    cure = "Build the datasets again." if cut_to is None else "Raise comparison.oracle_max_length."
+                    after = "" if cut_to is None else f", cut to {cut_to // 2} tokens,"
                     raise TraceForgeError(
-                        f"Pair {pair} in {path}: no token of its {branch} completion counts in the score. "
-                        "Build the datasets again."
+                        f"Pair {row['pair_id']} in {path}: no token of its {branch} completion{after} counts in the "
+                        f"score. {cure}"
                     )
 
     def __len__(self) -> int:

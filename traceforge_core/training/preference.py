@@ -20,7 +20,7 @@ from traceforge_core.longcontext.enable import enable_long_context
 from traceforge_core.modeling.adapters import hash_adapter, save_adapter
 from traceforge_core.modeling.loading import load_model
 from traceforge_core.runs import installed_versions, write_json
-from traceforge_core.training.agreement import fingerprints, require_agreement
+from traceforge_core.training.agreement import agree_on_start
 from traceforge_core.training.arguments import shared_arguments
 from traceforge_core.training.job import Job
 from traceforge_core.training.mesh import Mesh
@@ -108,9 +108,7 @@ def train(
     )
     if job.workers > 1:
         beat("waiting for the other workers to have loaded the model")
-    mesh.broadcast(trainer.trained_parameters())
-    start = fingerprints(trainer, job)
-    require_agreement(mesh, start, job)
+    start = agree_on_start(mesh, trainer, job)
     checkpoint = agree_on_checkpoint(job, mesh)
     before = evaluate(trainer, beat) if held_out and checkpoint is None else None
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -105,6 +105,10 @@ class Recorded:
             loss = loss + self.finish_gradients(tally)
         return loss
 
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.beat("evaluating")  # a batch: many held-out samples may take longer than a worker may be silent
+        return super().prediction_step(*args, **kwargs)  # type: ignore[misc]
+
     def computes(self, micro_batch: int) -> bool:
         """Whether this worker computes the step's micro-batch of that number."""
         return True

@@ -12,14 +12,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from traceforge_core.config import ModelConfig, RunConfig
 from traceforge_core.errors import TraceForgeError
 from traceforge_core.export.model_card import write_adapter_card
 from traceforge_core.runs.disk import ALWAYS, adapter_bytes, checkpoint_bytes
 from traceforge_core.training.fit import require_fit
-from traceforge_core.training.job import STRATEGIES, Job, Kind
+from traceforge_core.training.job import STRATEGIES, TRAINING, Job, Kind
 from traceforge_core.training.launch import OnLine, launch
 from traceforge_core.training.records import read_records
 from traceforge_core.training.seats import seats, visible_gpus
@@ -137,6 +137,9 @@ def require_machine(names: Sequence[str], config: RunConfig) -> None:
     is missing; better now than after the model has been downloaded and SFT has taken hours."""
     device = resolve_device(config.model)
     resolve_backend(config.model, device)
+    for name in TRAINING:
+        if name in names:
+            require_optimizer("sft" if name == "sft" else "preference", config, device)
     nowhere = Path()
     for kind in STRATEGIES:
         if kind in names:
@@ -171,6 +174,7 @@ def oracle_job(config: RunConfig, inputs: Mapping[str, Path], out_dir: Path) -> 
 def run_job(job: Job, on_line: OnLine | None = None) -> dict[str, Any]:
     """Launch a job, wait for its end, tidy up, and say what came out."""
     require_trackers(job.config)
+    require_optimizer("sft" if job.kind == "sft" else "preference", job.config, job.device)
     require_fit(job)
     gpus = seats(job, share_gpu=job.config.preference.share_gpu)
     room = ALWAYS + checkpoint_bytes(adapter_bytes(job.config, job.model_dir))
@@ -240,6 +244,19 @@ def resolve_backend(model: ModelConfig, device: str) -> str:
     if model.backend == "auto" and device == "cuda" and installed:
         return "unsloth"
     return "transformers"
+
+
+def require_optimizer(section: Literal["sft", "preference"], config: RunConfig, device: str) -> None:
+    """Raises TraceForgeError where a section's optimizer cannot run here."""
+    if getattr(config, section).optimizer != "adamw_8bit":
+        return
+    if device == "cpu":
+        raise TraceForgeError(f"{section}.optimizer adamw_8bit needs a CUDA GPU. Set it to adamw_torch.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise TraceForgeError(
+            f"{section}.optimizer adamw_8bit needs bitsandbytes, which is not installed. Install it (pip install "
+            "bitsandbytes) or set it to adamw_torch."
+        )
 
 
 def resolve_transport(config: RunConfig, device: str, workers: int, hosts: int = 1) -> str:
