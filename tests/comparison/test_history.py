@@ -177,6 +177,19 @@ def test_what_only_the_float32_comparison_found_is_the_reason_recorded(tmp_path:
     assert entry_of(run).reason == "branch_parallel in float32: adapter, first at step 3: it is off"
 
 
+def test_a_run_that_reused_an_older_comparison_is_newer_than_the_bad_one_before_it(tmp_path: Path) -> None:
+    history, run = tmp_path / "history.sqlite", Run.create(tmp_path, "night-2")
+    record(history, failed_entry(Run.create(tmp_path, "night-1"), "no room on the disk"))
+    run.stage_dir("compare").mkdir()
+    told = {"verdict": "pass", "strategies": {}, "evaluation": None, "planted_faults": None}
+    (run.stage_dir("compare") / "report.json").write_text(json.dumps(told))
+    manifest = {"key": "k", "started": "2020-01-01T04:30:00+00:00", "seconds": 1.0, "figures": {}, "outputs": {}}
+    (run.stage_dir("compare") / "manifest.json").write_text(json.dumps(manifest))
+    record(history, entry_of(run))
+    assert [entry.verdict for entry in read(history)] == ["error", "pass"]
+    assert blame(read(history)) is None
+
+
 def test_the_trend_report_names_the_culprit_and_needs_nothing_else(tmp_path: Path) -> None:
     entries = [night(day) for day in range(1, 9)] + [night(9, "fail", torch="2.14.0")]
     write_trend(entries, tmp_path)

@@ -115,15 +115,13 @@ def entry_of(run: Run) -> Entry:
             for name in names:
                 if (evaluated.get(kind) or {}).get(name) is not None:
                     figures[f"{model}/held-out {kind} {name}"] = evaluated[kind][name]
-    finished = json.loads((compared.path / "manifest.json").read_text(encoding="utf-8"))["started"]
     reason = "; ".join(told.rstrip(".") for told in reasons)
-    return Entry(run.run_id, finished, report["verdict"], reason, str(run.path), surroundings(run), figures)
+    return Entry(run.run_id, _now(), report["verdict"], reason, str(run.path), surroundings(run), figures)
 
 
 def failed_entry(run: Run, error: str) -> Entry:
     """A run that ended before its comparison, and why: a new version may do that too."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Entry(run.run_id, now, "error", error.strip().split("\n")[0], str(run.path), surroundings(run))
+    return Entry(run.run_id, _now(), "error", error.strip().split("\n")[0], str(run.path), surroundings(run))
 
 
 def surroundings(run: Run) -> dict[str, str]:
@@ -211,6 +209,11 @@ def _flat(config: Any, above: str) -> Iterator[tuple[str, Any]]:
         return
     for name, value in config.items():
         yield from _flat(value, f"{above}.{name}" if above else name)
+
+
+def _now() -> str:
+    """Not when the comparison was made: that may be another run's, reused, and older than a bad run in between."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _driver() -> str | None:
