@@ -97,7 +97,9 @@ def test_a_failed_refresh_leaves_the_old_result_in_place(tmp_path: Path) -> None
     assert run.result("alpha") is not None
 
 
-def test_a_resumable_stage_finds_its_folder_again_only_under_the_same_key(tmp_path: Path) -> None:
+def test_a_resumable_stage_finds_its_folder_again_only_under_the_same_key_and_says_when_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = new_run(tmp_path)
     seen: list[bool] = []
 
@@ -107,9 +109,11 @@ def test_a_resumable_stage_finds_its_folder_again_only_under_the_same_key(tmp_pa
         raise KeyboardInterrupt
 
     for config in ({"x": 1}, {"x": 1}, {"x": 2}):
+        assert "begins anew" not in caplog.text
         with pytest.raises(KeyboardInterrupt):
             run_stage(run, "alpha", config, Inputs(), interrupted, resumable=True)
     assert seen == [False, True, False]
+    assert "Stage alpha begins anew: its last attempt" in caplog.text
 
 
 def test_a_full_disk_says_which_stage_and_what_to_do(tmp_path: Path) -> None:

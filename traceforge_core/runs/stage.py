@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -19,6 +20,8 @@ from traceforge_core.runs.files import disk_is_full, full_disk, hash_files, shar
 from traceforge_core.runs.folder import Figures, Run, StageResult, list_runs
 from traceforge_core.runs.progress import forget_progress
 from traceforge_core.runs.versions import device_name, installed_versions, source_hash
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,14 @@ def run_stage(
         return lent
 
     partial = run.partial_dir(stage)
-    if not (resumable and not refresh and _partial_key(partial) == key):
+    left = _partial_key(partial)
+    if not (resumable and not refresh and left == key):
+        if resumable and not refresh and left is not None:
+            logger.warning(
+                "Stage %s begins anew: its last attempt, which did not finish, had another configuration, input, code "
+                "or version of a package, so there is no going on from it.",
+                stage,
+            )
         shutil.rmtree(partial, ignore_errors=True)
     started = datetime.now(UTC)
     clock = time.monotonic()
