@@ -81,6 +81,22 @@ def test_equal_stages_pass_with_zero_differences(oracle: Path, tmp_path: Path) -
     assert "within the plain tolerances too, at every step (loss 1e-06, adapter 1e-05, gradient 1e-05)" in reasons
 
 
+def test_equal_weights_that_are_saved_to_be_put_to_use_otherwise_are_no_equal_adapters(
+    oracle: Path, tmp_path: Path
+) -> None:
+    other = stage(tmp_path / "other")
+    right: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}
+    wrong: list[dict[str, Any]] = [{"lora_alpha": 8}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 1}}]
+    harmless: list[dict[str, Any]] = [{}, {"use_rslora": None}, {"target_modules": "(q|v)_proj"}, {"lora_dropout": 0.1}]
+    (oracle / "adapter" / "adapter_config.json").write_text(json.dumps(right))
+    for change in (*wrong, *harmless):
+        (other / "adapter" / "adapter_config.json").write_text(json.dumps(right | change))
+        outcome, reasons = verdict(oracle, other)
+        assert outcome == ("fail" if change in wrong else "pass"), change
+        assert change in harmless or "saved adapter, first at step 6: in adapter_config.json " in reasons
+        assert change != {"lora_alpha": 8} or "lora_alpha is 8, the oracle's 4. Weights, loaded with that" in reasons
+
+
 def test_a_pass_that_needs_the_allowance_for_large_scores_says_so(tmp_path: Path) -> None:
     oracle = stage(tmp_path / "oracle", score=-6.0)
     outcome, reasons = verdict(oracle, stage(tmp_path / "other", score=-6.0, loss=1.0 + 3e-6))

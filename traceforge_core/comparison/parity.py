@@ -18,7 +18,7 @@ from typing import Any
 
 from traceforge_core.comparison.replay import AdamW, replayed
 from traceforge_core.errors import TraceForgeError
-from traceforge_core.modeling.adapters import read_adapter, relative_difference
+from traceforge_core.modeling.adapters import read_adapter, read_application, relative_difference
 from traceforge_core.training.records import StepRecord, read_gradients, read_records
 
 Rounding = dict[int, dict[str, float]]
@@ -75,7 +75,7 @@ class Parity:
     """All differences between an oracle and a candidate. `unequal`: what they did not have in common from the start.
     adapter: final adapters, relative L2; adapter_worst: of the tensor that differs most, adapter_parameter.
     unexplained: how much of `adapter` does not follow from the gradients each run saved (replay.py); None where they
-    are not all there."""
+    are not all there. applied: in what the saved adapters are put to use otherwise, in words; None: in nothing."""
 
     steps: list[StepDifference]
     adapter: float
@@ -83,6 +83,7 @@ class Parity:
     adapter_worst: float
     unequal: list[str] = field(default_factory=list)
     unexplained: float | None = None
+    applied: str | None = None
 
     @property
     def max_loss(self) -> float:
@@ -134,7 +135,18 @@ def measure(oracle: Path, candidate: Path, rounding: Rounding | None = None) -> 
         read_adapter(candidate / "adapter"), read_adapter(oracle / "adapter")
     )
     found = [StepDifference(**step) for step in steps]
-    return Parity(found, overall, worst_name, worst, unequal, replay.final if replay else None)
+    final = replay.final if replay else None
+    return Parity(found, overall, worst_name, worst, unequal, final, _applied(oracle, candidate))
+
+
+def _applied(oracle: Path, candidate: Path) -> str | None:
+    ours, theirs = (read_application(stage / "adapter") for stage in (candidate, oracle))
+    told = [
+        f"{name} is {own}, the oracle's {(theirs or {})[name]}"
+        for name, own in (ours or {}).items()
+        if theirs is not None and own != theirs[name]
+    ]
+    return ", ".join(told) or None
 
 
 def read_steps(stage: Path) -> list[StepRecord]:

@@ -27,6 +27,7 @@ CHAIN = (
     "gradient direction",
     "gradient norm",
     "learning rate",
+    "saved adapter",
 )
 EXPLAINED = {
     "start": "The two did not begin from the same state, so nothing after it can be compared.",
@@ -41,6 +42,7 @@ EXPLAINED = {
     "masked or not summed, and, where an adapter is young, at its scale.",
     "gradient norm": "The gradient points the right way but has another length: look at SUM against MEAN, loss scale, "
     "clipping before the sum and, where an adapter is young, its scale.",
+    "saved adapter": "Weights, loaded with that, compute another model than was trained: look at what saves them.",
     "learning rate": "The step was taken with another rate: look at the schedule and its number of steps.",
 }
 EXACT_RATE = 1e-9
@@ -147,8 +149,10 @@ def invariant_findings(parity: Parity, tolerances: ComparisonConfig) -> list[Fin
             detail = f"the learning rate differs by {at.learning_rate:.2%}"
             findings.append(Finding("learning rate", at.step, at.learning_rate, EXACT_RATE, detail))
         findings += _not_finite(at)
+    last = parity.steps[-1].step + 1
+    if parity.applied is not None:
+        findings.append(Finding("saved adapter", last, math.inf, 0, f"in adapter_config.json {parity.applied}"))
     if not math.isfinite(parity.adapter):
-        last = parity.steps[-1].step + 1
         findings.append(Finding("adapter", last, parity.adapter, 0, "the final adapter is NaN, inf, or zero in one"))
     return findings
 

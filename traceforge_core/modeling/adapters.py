@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from traceforge_core.errors import TraceForgeError
 
 WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+# What an adapter's weights are multiplied by, and how they are put to use, is said in its configuration alone.
+APPLIED = {"peft_type": "LORA", "lora_alpha": 8, "use_rslora": False, "use_dora": False, "alpha_pattern": {}}
 
 
 def save_adapter(model: Any, folder: Path) -> None:
@@ -30,6 +34,16 @@ def read_adapter(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise TraceForgeError(f"There is no adapter in {folder} ({WEIGHTS} is missing).")
     return load_file(path)
+
+
+def read_application(folder: Path) -> dict[str, Any] | None:
+    """How an adapter's weights are put to use (APPLIED; what is not said is PEFT's default). None where its
+    configuration is not there or torn."""
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return {name: default if config.get(name) is None else config[name] for name, default in APPLIED.items()}
 
 
 def hash_adapter(folder: Path) -> str:
