@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from traceforge_core.comparison.document import Bullets, Heading, Part, Picture, Table, Text, html, markdown
+from traceforge_core.comparison.held_out import held_out_parts
 from traceforge_core.comparison.parity import Parity
 from traceforge_core.comparison.verdict import Verdict
 from traceforge_core.runs import write_json
 from traceforge_core.training.records import StepRecord
 
 MOST_STEPS = 40
-# Adapters that agree to 1e-5 in float32 score held-out pairs alike to within this, relative.
-SAME_SCORE = 1e-3
 TESTS = (
     "A test is the difference in units of its float32 limit, or of 1.5 times the oracle's own noise; of a distance "
     "(gradient direction, adapter), how many spreads of the noise it lies above that: negative where it is closer."
@@ -97,7 +96,8 @@ def report_parts(
     ]
     for one in compared:
         parts += _verdict_parts(one)
-    parts += _evaluation_parts(evaluation, oracle, compared)
+    agreeing = [one.name for one in compared if one.verdict.outcome == "pass"]
+    parts += held_out_parts(evaluation, oracle.training, agreeing)
     parts += [Heading("What ran"), _ran_on([oracle, *compared]), *_versions([oracle, *compared])]
     if any(one.training.get("trust_remote_code") for one in (oracle, *compared)):
         parts.append(Text("Python code that comes with the model was allowed to run (`model.trust_remote_code`)."))
@@ -188,70 +188,6 @@ def _verdict_parts(one: Compared) -> list[Part]:
         parts.append(Text(f"In float32, on pairs cut short: **{one.exact['outcome']}**"))
         parts.append(Bullets(one.exact["reasons"]))
     return parts
-
-
-def _evaluation_parts(
-    evaluation: Mapping[str, Any] | None, oracle: Trained, compared: Sequence[Compared]
-) -> list[Part]:
-    """Held-out figures: a strategy that agrees with a broken oracle is still broken."""
-    models = (evaluation or {}).get("models") or {}
-    if not models:
-        return []
-    rows = []
-    for name, figures in models.items():
-        pairs, actions = figures.get("pairs") or {}, figures.get("actions") or {}
-        values = [pairs.get(key) for key in ("accuracy", "margin", "score_chosen", "score_rejected")]
-        values += [pairs.get("length_correlation"), actions.get("loss"), actions.get("token_accuracy")]
-        rows.append([name, *("-" if value is None else f"{value:.4g}" for value in values)])
-    header = ["model", "accuracy", "margin", "ā chosen", "ā rejected", "length correlation", "action loss"]
-    parts: list[Part] = [Heading("On held-out data"), Table([*header, "token accuracy"], rows)]
-    cut_to = oracle.training.get("cut_to")
-    warnings = evaluation_warnings(models)
-    if cut_to is None and oracle.training["dtype"] == "float32":
-        warnings += _saved_otherwise(models, [one.name for one in compared if one.verdict.outcome == "pass"])
-    elif cut_to is not None and "oracle" in models:
-        parts.append(
-            Text(
-                f"The oracle was trained on pairs cut to {cut_to} tokens, on which the others were compared with it; "
-                "their own training took whole pairs. So its figures here need not be theirs."
-            )
-        )
-    if warnings:
-        parts.append(Bullets(warnings))
-    return parts
-
-
-def evaluation_warnings(models: Mapping[str, Any]) -> list[str]:
-    """What training made worse than it found it, in words."""
-    start = "sft" if "sft" in models else "base"
-    before = (models.get(start) or {}).get("pairs") or {}
-    told = []
-    for name in ("oracle", "branch_parallel", "shared_prefix"):
-        after = (models.get(name) or {}).get("pairs") or {}
-        if before and after and after["margin"] < before["margin"]:
-            told.append(
-                f"{name} has a smaller margin on held-out pairs ({after['margin']:.4g}) than {start}, from which it "
-                f"started ({before['margin']:.4g}): agreeing with the oracle does not make it better."
-            )
-    return told
-
-
-def _saved_otherwise(models: Mapping[str, Any], agreeing: Sequence[str]) -> list[str]:
-    """Strategies whose weights are the oracle's, and whose scores on held-out pairs are not."""
-    told = []
-    theirs = (models.get("oracle") or {}).get("pairs") or {}
-    for name in agreeing:
-        own = (models.get(name) or {}).get("pairs") or {}
-        for figure in ("score_chosen", "score_rejected") if own and theirs else ():
-            if abs(own[figure] - theirs[figure]) > SAME_SCORE * max(1.0, abs(theirs[figure])):
-                what = figure.replace("_", " ")
-                told.append(
-                    f"{name} has weights that agree with the oracle's and another {what} on held-out pairs "
-                    f"({own[figure]:.4g}, the oracle {theirs[figure]:.4g}): compare what lies beside the weights, "
-                    "`adapter/adapter_config.json`."
-                )
-                break
-    return told
 
 
 def _ran_on(all_of_them: Sequence[Trained]) -> Table:
