@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -46,6 +47,7 @@ def claimed(flow_run_id: UUID) -> Iterator[None]:
                 yield
                 path.unlink(missing_ok=True)
                 return
+        time.sleep(0.05)
 
 
 def give_back_of_the_dead() -> None:

@@ -102,6 +102,17 @@ def test_in_low_precision_it_is_as_close_to_the_truth_as_the_plain_path(
         assert distance(tiled, plain) < 2e-6
 
 
+def equal_in_tiles(model: Any) -> dict[str, torch.Tensor]:
+    """The gradients of a padded batch in tiles, once loss and gradients have been found equal to the plain path's."""
+    batch = padded([19, 30], left=True)
+    loss, plain = step(model, *batch)
+    enable_long_context(model, "on", SMALL)
+    tiled_loss, tiled = step(model, *batch)
+    assert tiled_loss == pytest.approx(loss, rel=1e-12)
+    assert_close(tiled, plain, 1e-10)
+    return tiled
+
+
 def distance(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
     """Relative L2 distance of all gradients together."""
     squares = sum(float((found[name].double() - exact[name].double()).square().sum()) for name in exact)
@@ -115,12 +126,7 @@ def test_a_frozen_layer_and_an_embedding_that_trains_work_through_it(wide_norms:
             parameter.requires_grad_(False)
         if "embed_tokens" in name:
             parameter.requires_grad_(True)
-    batch = padded([19, 30], left=True)
-    loss, plain = step(model, *batch)
-    enable_long_context(model, "on", SMALL)
-    tiled_loss, tiled = step(model, *batch)
-    assert tiled_loss == pytest.approx(loss, rel=1e-12)
-    assert_close(tiled, plain, 1e-10)
+    tiled = equal_in_tiles(model)
     assert any("embed_tokens" in name for name in tiled) and not any(".layers.1." in name for name in tiled)
 
 
@@ -298,12 +304,7 @@ def test_adapters_on_embeddings_and_a_head_that_is_trained_whole_work_through_it
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = torch.randn_like(parameter, dtype=torch.float64) / 9
-    batch = padded([19, 30], left=True)
-    loss, plain = step(model, *batch)
-    enable_long_context(model, "on", SMALL)
-    tiled_loss, tiled = step(model, *batch)
-    assert tiled_loss == pytest.approx(loss, rel=1e-12)
-    assert_close(tiled, plain, 1e-10)
+    tiled = equal_in_tiles(model)
     assert any("lora_embedding" in name for name in tiled) and any("lm_head" in name for name in tiled)
 
 

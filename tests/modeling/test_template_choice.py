@@ -20,6 +20,12 @@ def learned_text(tokenizer: Any) -> str:
     return learned(renderer, encoded.input_ids, encoded.assistant_mask)
 
 
+def refusal_of_its_own(tokenizer: Any) -> str:
+    with pytest.raises(TraceForgeError) as refusal:
+        choose_chat_template(tokenizer, "model")
+    return str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("name", "lost"),
     [
@@ -34,11 +40,9 @@ def test_a_chatml_model_whose_template_loses_something_gets_ours_or_a_refusal(
     make_tokenizer: Callable[..., Any], name: str, lost: list[str]
 ) -> None:
     tokenizer = make_tokenizer(like(name), *CHATML_TOKENS)
-    with pytest.raises(TraceForgeError) as refusal:
-        choose_chat_template(tokenizer, "model")
-    for line in lost:
-        assert line in str(refusal.value)
-    assert "model.chat_template=chatml" in str(refusal.value)
+    refused = refusal_of_its_own(tokenizer)
+    assert "model.chat_template=chatml" in refused
+    assert all(line in refused for line in lost)
     assert choose_chat_template(tokenizer, "auto") == "chatml"
     assert learned_text(tokenizer) == LOOK + SUBMIT
 
@@ -54,11 +58,9 @@ def test_a_llama_model_gets_our_template_in_its_own_format(
     make_tokenizer: Callable[..., Any], name: str, lost: list[str]
 ) -> None:
     tokenizer = make_tokenizer(like(name), *LLAMA_TOKENS)
-    with pytest.raises(TraceForgeError) as refusal:
-        choose_chat_template(tokenizer, "model")
-    for line in lost:
-        assert line in str(refusal.value)
-    assert "model.chat_template=llama3" in str(refusal.value)
+    refused = refusal_of_its_own(tokenizer)
+    assert "model.chat_template=llama3" in refused
+    assert all(line in refused for line in lost)
     with pytest.raises(TraceForgeError, match=r"needs <\|im_start\|> and <\|im_end\|> as single tokens"):
         choose_chat_template(tokenizer, "chatml")
     assert choose_chat_template(tokenizer, "auto") == "llama3"

@@ -141,11 +141,9 @@ def measure(oracle: Path, candidate: Path, rounding: Rounding | None = None) -> 
 
 def _applied(oracle: Path, candidate: Path) -> str | None:
     ours, theirs = (read_application(stage / "adapter") for stage in (candidate, oracle))
-    told = [
-        f"{name} is {own}, the oracle's {(theirs or {})[name]}"
-        for name, own in (ours or {}).items()
-        if theirs is not None and own != theirs[name]
-    ]
+    if ours is None or theirs is None:
+        return None
+    told = [f"{name} is {own}, the oracle's {theirs[name]}" for name, own in ours.items() if own != theirs[name]]
     return ", ".join(told) or None
 
 

@@ -260,9 +260,8 @@ def window_of(attention: Any) -> int | None:
     if attention.config.model_type == "mistral":
         window: int | None = attention.config.sliding_window
         return window
-    return getattr(
-        attention, "sliding_window", None
-    )  # a window that a llama's configuration has left over means nothing
+    # Not the configuration's: a window left over in a llama's means nothing.
+    return getattr(attention, "sliding_window", None)
 
 
 def _norm(module: Any) -> tuple[Tensor, float]:
